@@ -59,7 +59,7 @@ def imported() -> Iterator[Imported]:
 
 def test_help_does_not_load_torch() -> None:
     """Of no command."""
-    commands = ["--help", *(f"{name} --help" for name in ORDER)]
+    commands = ["--help", *(f"{name} --help" for name in ORDER.split())]
     for command, (code, out, err) in zip(commands, run_commands(Path.cwd(), commands), strict=True):
         assert (code, err) == (0, ""), (command, err)
         assert "Usage" in out

@@ -10,6 +10,7 @@ from sedd.cache import KINDS, CacheEntry, cache_entries, cache_folder, clear_cac
 from sedd.cli.root import (
     LABEL_HELP,
     PACKING_HELP,
+    SOURCES_HELP,
     TOKENIZER_HELP,
     App,
     AsJson,
@@ -31,14 +32,7 @@ app.add_typer(data, name="data")
 
 @data.command("prepare")
 def data_prepare(
-    sources: Annotated[
-        list[str],
-        typer.Argument(
-            help="Files or folders (.txt .jsonl .json .csv .parquet .smi .fasta .npy .bin .ds, also compressed), "
-            "or hf:NAME[:SPLIT] (a Hugging "
-            "Face dataset)."
-        ),
-    ],
+    sources: Annotated[list[str], typer.Argument(help=f"{SOURCES_HELP}.")],
     out: Annotated[Path, typer.Option(help="Folder to write; it must be new or empty.")],
     tokenizer: Annotated[str, typer.Option(help=TOKENIZER_HELP, show_default=False)] = "bytes",
     packing: Annotated[str | None, typer.Option(help=PACKING_HELP)] = None,

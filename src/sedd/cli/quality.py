@@ -16,7 +16,6 @@ from sedd.cli.root import (
     Networks,
     announce,
     app,
-    check_file_name,
     check_out,
     count_of,
     find_model,
@@ -219,7 +218,6 @@ def _find_input(path: Path) -> Path:
     """Return an input: samples, results or a model at this path, else a bundled model or one on the Hub."""
     from sedd.training import checkpoint
 
-    check_file_name(path)
     if path.exists() and not checkpoint.holds_model(path):
         return path
     if found := checkpoint.locate_model(path):

@@ -1,13 +1,13 @@
 """``sedd sample``, ``sedd infill`` and ``sedd trace``: generate texts."""
 
-import inspect
 import json
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from inspect import Parameter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 from rich.console import Console
@@ -19,15 +19,16 @@ from sedd.cli.root import (
     ModelDevice,
     Networks,
     OptionalModel,
+    Precision,
     announce,
     app,
     check_out,
-    check_precision,
     count_of,
     model_name,
     show,
     split_model,
     stderr_progress,
+    takes,
     writing_to,
 )
 from sedd.files import read_text
@@ -46,55 +47,27 @@ Out = Annotated[
     Path | None, typer.Option(help="File for the texts instead of stdout; JSON records if it ends in .jsonl.")
 ]
 Batch = Annotated[int, typer.Option(help="Samples drawn at a time; affects speed and memory only.")]
-Precision = Annotated[
-    str | None,
-    typer.Option(
-        help="Precision of matrix products: float32 or bfloat16; by default, on a GPU, that of training.",
-        callback=check_precision,
-    ),
-]
-
-F = TypeVar("F", bound=Callable[..., Any])
-
-PANEL = "Sampling options"
 OPTION_HELP = (
     "Option of one sampler: theta=0.5 for theta; sites=2 for gibbs; strategy=loop or eta=0.02 for remask; "
     "direction=forward for ordered; bound=0.1 for entropy; pad=-1 for confidence or entropy, to reveal padding as any "
     "other token. Repeatable."
 )
 
-A_TEMPLATE: tuple[str, Callable[[str], bool]] = (
-    "a template with a gap, as in 'The {8} sat.'",
-    lambda text: "{" in text,
-)
-"""What the arguments after the model are, and whether a text can be one, for `split_model`."""
+
+def _sampling_options() -> Iterator[Parameter]:
+    """Yield an option per field of `SamplingSettings`, and --option for the fields of its sampler."""
+    panel: dict[str, Any] = {"rich_help_panel": "Sampling options"}
+    for name, field in SETTINGS.items():
+        kind: Any = str if name == "steps" else field.type  # steps may be inf
+        option = Annotated[kind, typer.Option(help=field.metadata["help"], **panel)]
+        default = str(field.default) if name == "steps" else field.default
+        yield Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=option)
+    options = Annotated[list[str] | None, typer.Option("--option", help=OPTION_HELP, **panel)]
+    yield Parameter("options", Parameter.KEYWORD_ONLY, default=None, annotation=options)
 
 
-def sampling_options(command: F) -> F:
-    """Replace the ``**settings`` of a command by one option per field; `sampling_settings` reads them."""
-    signature = inspect.signature(command)
-    *unchanged, _ = signature.parameters.values()
-    added = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=_default(name), annotation=_annotation(name))
-        for name in SETTINGS
-    ]
-    annotation = Annotated[list[str] | None, typer.Option("--option", help=OPTION_HELP, rich_help_panel=PANEL)]
-    added.append(inspect.Parameter("options", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation))
-    command.__signature__ = signature.replace(parameters=[*unchanged, *added])  # type: ignore[attr-defined]
-    hints = {name: hint for name, hint in command.__annotations__.items() if name != "settings"}
-    command.__annotations__ = hints | {parameter.name: parameter.annotation for parameter in added}
-    return command
-
-
-def _default(name: str) -> Any:
-    default = SETTINGS[name].default
-    return str(default) if name == "steps" else default
-
-
-def _annotation(name: str) -> Any:
-    """Return the type and help text of an option; steps are text, since they may be ``inf``."""
-    kind: Any = str if name == "steps" else SETTINGS[name].type
-    return Annotated[kind, typer.Option(help=SETTINGS[name].metadata["help"], rich_help_panel=PANEL)]
+sampling_options = takes(list(_sampling_options()))
+"""Let a command take the options of sampling as ``**settings``; `sampling_settings` reads them."""
 
 
 def sampling_settings(settings: dict[str, Any]) -> SamplingSettings:
@@ -104,30 +77,20 @@ def sampling_settings(settings: dict[str, Any]) -> SamplingSettings:
 
 
 def describe_sampling(sampling: SamplingSettings, config: RunConfig | None) -> str:
-    """Return the settings in a line: 64 steps, seed 3, temperature 0.6.
-
-    Args:
-        sampling: The settings; of those that need not be given, the ones that differ from their defaults are named.
-        config: The configuration of the model, if it is known; an autoregressive one has no steps.
-    """
-    others = [name for name in SETTINGS if name not in ("sampler", "steps", "seed")]
-    return ", ".join(
-        [
-            *([f"sampler {sampling.sampler}"] if sampling.sampler else []),
-            *([] if config and config.objective == "autoregressive" else [_describe_steps(sampling.steps)]),
-            f"seed {sampling.seed}",
-            *(
-                f"{name.replace('_', '-')} {value}"
-                for name in others
-                if (value := getattr(sampling, name)) != SETTINGS[name].default
-            ),
-            *(f"{name} {value}" for name, value in sampling.options.items()),
-        ]
-    )
-
-
-def _describe_steps(steps: int | None) -> str:
-    return "steps inf" if steps is None else count_of(steps, "step")
+    """Return what differs from the defaults, after steps and seed: 64 steps, seed 3, temperature 0.6."""
+    steps = "steps inf" if sampling.steps is None else count_of(sampling.steps, "step")
+    changed = {
+        name.replace("_", "-"): value
+        for name in SETTINGS
+        if name not in ("sampler", "steps", "seed") and (value := getattr(sampling, name)) != SETTINGS[name].default
+    }
+    parts = [
+        f"sampler {sampling.sampler}" if sampling.sampler else "",
+        "" if config and config.objective == "autoregressive" else steps,
+        f"seed {sampling.seed}",
+        *(f"{name} {value}" for name, value in (*changed.items(), *sampling.options.items())),
+    ]
+    return ", ".join(filter(None, parts))
 
 
 @app.command()
@@ -151,13 +114,10 @@ def sample(
     keep them as they are. Statistics go to stderr. The same seed gives the same texts, up to rounding.
     """
     assert model is not None  # its callback returns the default
-    if out is not None:
-        check_out(out)
-    sampling = _check(model, count, settings, length, batch=batch)
+    loaded, run = _prepare(model, settings, count, device, precision, length=length, batch=batch, out=out)
     from sedd.samplers import blank_prompt
 
-    loaded, sampling_run = _load(model, device, precision, sampling)
-    _generate(loaded, sampling_run, blank_prompt(loaded, count, length), [None] * count, watch, as_json, out, batch)
+    _generate(loaded, run, blank_prompt(loaded, count, length), (), watch, as_json, out, batch)
 
 
 @app.command()
@@ -184,19 +144,15 @@ def infill(
     tokenizer, whose words include the space before them, a space before a gap is left to the gap: 'The {8} sat' may
     become 'The, ... sat'. Under uniform noise the conditional distribution is approximate.
     """
-    folder, given = split_model(model, templates or (), *A_TEMPLATE)
-    all_templates = [*given, *(_read_lines(file) if file else [])]
-    if not all_templates:
+    folder, given = _split(model, templates)
+    given += [line for line in read_text(file).splitlines() if line.strip()] if file else []
+    if not given:
         raise ValueError("no template was given; write one, as in: sedd infill run 'The {8} sat.', or give --file")
-    if out is not None:
-        check_out(out)
-    sampling = _check(folder, count, settings, templates=all_templates, batch=batch)
+    loaded, run = _prepare(folder, settings, count, device, precision, templates=given, batch=batch, out=out)
     from sedd.samplers import template
 
-    loaded, sampling_run = _load(folder, device, precision, sampling)
-    repeated = [text for text in all_templates for _ in range(count)]
-    prompt = template.template_prompt(repeated, loaded)
-    _generate(loaded, sampling_run, prompt, repeated, watch, as_json, out, batch)
+    repeated = [text for text in given for _ in range(count)]
+    _generate(loaded, run, template.template_prompt(repeated, loaded), repeated, watch, as_json, out, batch)
 
 
 @app.command()
@@ -217,65 +173,66 @@ def trace(
     """Draw generated texts with each token coloured by the sampling step at which it appeared."""
     if out.suffix not in (".html", ".png"):
         raise ValueError(f"out is {out}; it must end in .html or .png")
-    check_out(out)
-    folder, given = split_model(model, templates or (), *A_TEMPLATE)
-    sampling = _check(folder, count, settings, length, given)
+    folder, given = _split(model, templates)
+    loaded, run = _prepare(folder, settings, count, device, precision, length=length, templates=given, out=out)
     from sedd import samplers
     from sedd.trace import save_trace_png, trace_page, trace_tokens
 
-    loaded, sampling_run = _load(folder, device, precision, sampling)
     prompt = samplers.template.template_prompt(given, loaded) if given else samplers.blank_prompt(loaded, count, length)
-    finished = _run_batches(sampling_run, prompt, 16, loaded, watch=False)
+    finished = _run_batches(run, prompt, 16, loaded, watch=False)
     rows = [trace_tokens(loaded.tokenizer, sequence) for sequence, _, _ in finished]
     title = f"{len(rows)} texts of {folder.name}" if len(rows) > 1 else f"A text of {folder.name}"
-    about = f"Sampler {sampling_run.name}, {settings['steps']} steps, seed {settings['seed']}."
+    about = f"Sampler {run.name}, {settings['steps']} steps, seed {settings['seed']}."
     with writing_to(out):
         if out.suffix == ".png":
             save_trace_png(rows, f"{title}. {about}", out)
         else:
             files.write_text(out, trace_page(rows, title, about))
     show(str(out))
-    _print_stats(sampling_run)
+    _print_stats(run)
 
 
-def _check(
+def _split(model: str | None, templates: list[str] | None) -> tuple[Path, list[str]]:
+    what = "a template with a gap, as in 'The {8} sat.'"
+    return split_model(model, templates or (), what, lambda text: "{" in text)
+
+
+def _prepare(
     model: Path,
-    count: int,
     settings: dict[str, Any],
+    count: int,
+    device: str | None,
+    precision: str | None,
+    *,
     length: int | None = None,
     templates: Sequence[str] = (),
     batch: int = 1,
-) -> SamplingSettings:
-    """Reject mistakes that show without the weights; then announce what is sampled."""
+    out: Path | None = None,
+) -> tuple["LoadedModel", "SamplingRun"]:
+    """Reject mistakes that show without the weights and announce what is sampled; then load the model."""
     from sedd.training import checkpoint
 
+    if out is not None:
+        check_out(out)
     check_count("count", count, most=MAX_SAMPLES)
     check_count("batch", batch)
     sampling = sampling_settings(settings)
     stored = checkpoint.peek_model(model)
-    longest = stored.config.model.seq_len if stored else MAX_SAMPLES
+    config = stored.config if stored else None
+    longest = config.model.seq_len if config else MAX_SAMPLES
     if templates:
         from sedd.samplers.template import parse_template
 
         for text in templates:
             parse_template(text, longest)
-    if stored:
-        check_length(length, longest)
-        if sampling.label is not None:
-            check_label(sampling.label, stored.labels)
-    config = stored.config if stored else None
-    if templates:
         texts = count_of(len(templates), "template") + (f", {count_of(count, 'sample')} each" if count > 1 else "")
     else:
-        tokens = length or (config.model.seq_len if config else None)
+        check_length(length, longest)
+        tokens = length or (longest if config else None)
         texts = count_of(count, "sample") + (f" of {count_of(tokens, 'token')}" if tokens else "")
+    if stored and sampling.label is not None:
+        check_label(sampling.label, stored.labels)
     announce(f"{model_name(model)}: {texts}, {describe_sampling(sampling, config)}")
-    return sampling
-
-
-def _load(
-    model: Path, device: str | None, precision: str | None, sampling: SamplingSettings
-) -> tuple["LoadedModel", "SamplingRun"]:
     from sedd import samplers
     from sedd.loading import load_model
     from sedd.runtime.device import resolve_device
@@ -284,44 +241,38 @@ def _load(
     return loaded, samplers.SamplingRun.of(loaded, sampling)
 
 
-def _read_lines(file: Path) -> list[str]:
-    return [line for line in read_text(file).splitlines() if line.strip()]
-
-
 def _run_batches(
-    sampling_run: "SamplingRun", prompt: "Prompt", batch: int, loaded: "LoadedModel", watch: bool
+    run: "SamplingRun", prompt: "Prompt", batch: int, loaded: "LoadedModel", watch: bool
 ) -> Iterator[tuple["GeneratedSequence", int, dict[str, float]]]:
     """Sample batch by batch; yields each sequence, its index, and its network calls and seconds."""
     from sedd import samplers
     from sedd.trace import watch_states
 
-    console, stats = Console(stderr=True), sampling_run.stats
-    total, grid = len(prompt.given), len(sampling_run.times)
+    console, stats = Console(stderr=True), run.stats
+    total, grid = len(prompt.given), len(run.times)
     steps = max(1, grid - 1 if grid else int(prompt.blank.sum(-1).max()))  # without a grid, one token per step
     with stderr_progress("sampling", shown=not watch) as on_progress:
         for first in range(0, total, batch):
             part = prompt.rows(slice(first, first + batch)).to(loaded.device)
             size = len(part.given)
-            calls, seconds, states = stats.row_calls, stats.seconds, sampling_run.states(part, first)
+            calls, seconds, states = stats.row_calls, stats.seconds, run.states(part, first)
             if watch:
                 last = watch_states(states, part, loaded, console, first)
             else:
                 for last in states:
                     on_progress(round((first + size * last.step / max(steps, last.step)) * steps), total * steps)
                 on_progress((first + size) * steps, total * steps)  # the last step may change nothing
-            cost = {
-                "calls": (stats.row_calls - calls) / size,
-                "seconds": round((stats.seconds - seconds) / size, 6),
-            }
+            took = round((stats.seconds - seconds) / size, 6)
+            cost = {"calls": (stats.row_calls - calls) / size, "seconds": took}
             for i, sequence in enumerate(samplers.final_sequences(last, part)):
                 yield sequence, first + i, cost
 
 
 def _generate(
     loaded: "LoadedModel",
-    sampling_run: "SamplingRun",
+    run: "SamplingRun",
     prompt: "Prompt",
-    templates: Sequence[str | None],
+    templates: Sequence[str],
     watch: bool,
     as_json: bool,
     out: Path | None,
@@ -336,40 +287,39 @@ def _generate(
 
     as_json = as_json or (out is not None and out.suffix == ".jsonl")
     has_lines = loaded.config.data.packing == "packed" and not isinstance(loaded.tokenizer, Integers)
-    with _open_output(out) as write:
-        for sequence, index, cost in _run_batches(sampling_run, prompt, batch, loaded, watch):
+    with nullcontext(sys.stdout) if out is None else _open_output(out) as file:
+        for sequence, index, cost in _run_batches(run, prompt, batch, loaded, watch):
             text = loaded.tokenizer.decode(sequence.ids)
-            if not as_json:
-                if has_lines and len(templates) > 1:
-                    write(separator(index + 1))
-                write(visible(text, line_ends=has_lines) if out is None else text)
-                continue
-            record = {"text": text, "ids": sequence.ids, "sample": index, **cost, **sampling_run.describe()}
-            write(json.dumps(record | ({} if templates[index] is None else {"template": templates[index]})))
-    _print_stats(sampling_run)
+            if as_json:
+                template = {"template": templates[index]} if templates else {}
+                record = {"text": text, "ids": sequence.ids, "sample": index, **cost, **run.describe(), **template}
+                text = json.dumps(record)
+            else:
+                if has_lines and len(prompt.given) > 1:
+                    print(separator(index + 1), file=file)
+                text = visible(text, line_ends=has_lines) if out is None else text
+            print(text, file=file, flush=out is None)
+    _print_stats(run)
 
 
 @contextmanager
-def _open_output(out: Path | None) -> Iterator[Callable[[str], None]]:
-    if out is None:
-        yield lambda line: print(line, flush=True)
-        return
+def _open_output(out: Path) -> Iterator[TextIO]:
     with writing_to(out), files.atomic_write(out) as temporary, temporary.open("w", encoding="utf-8") as file:
-        yield lambda line: print(line, file=file)
+        yield file
 
 
-def _print_stats(sampling_run: "SamplingRun") -> None:
+def _print_stats(run: "SamplingRun") -> None:
     """Print the number of network calls, expected and made, and the speed, on stderr."""
-    stats = sampling_run.stats
+    stats = run.stats
     calls, expected = stats.row_calls / stats.samples, stats.expected_calls / stats.samples
     parts = [
-        f"{stats.samples} sample{'s' * (stats.samples > 1)} by {sampling_run.name}",
+        f"{count_of(stats.samples, 'sample')} by {run.name}",
         f"network calls per sample {calls:.1f} (expected {'unknown' if math.isnan(expected) else f'{expected:.1f}'})",
         f"{stats.seconds:.2f} s",
         f"{stats.tokens / max(stats.seconds, 1e-9):,.0f} tokens/s",
         *([f"{stats.clamped} distributions clamped"] if stats.clamped else []),
     ]
     print("; ".join(parts), file=sys.stderr)
-    if sampling_run.sampler.order == 0:
-        note = f"{sampling_run.name} need not sample the model's distribution: {sampling_run.sampler.assumes}"
+    if run.sampler.order == 0:
+        note = f"{run.name} need not sample the model's distribution: {run.sampler.assumes}"
         print(f"note: {visible(note)}", file=sys.stderr)

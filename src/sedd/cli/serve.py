@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from sedd.cli.root import ModelDevice, Networks, OptionalModel, announce, app, check_precision, count_of, model_name
+from sedd.cli.root import ModelDevice, Networks, OptionalModel, Precision, announce, app, count_of, model_name
 from sedd.extras import require_server
 from sedd.serve.limits import Limits
 from sedd.terminal import visible, warn
@@ -50,13 +50,7 @@ def serve(
     ] = False,
     device: ModelDevice = None,
     network: Networks = None,
-    precision: Annotated[
-        str | None,
-        typer.Option(
-            help="Precision of matrix products: float32 or bfloat16; by default, on a GPU, that of training.",
-            callback=check_precision,
-        ),
-    ] = None,
+    precision: Precision = None,
 ) -> None:
     """Serve a model over HTTP: completions as OpenAI's clients send them, infilling, likelihoods.
 

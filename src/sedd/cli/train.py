@@ -1,5 +1,6 @@
 """``sedd train`` and ``sedd plan``: train a model, or estimate what it would cost."""
 
+import inspect
 import json
 import sys
 from functools import partial
@@ -11,6 +12,7 @@ import typer
 from sedd.cli.root import (
     LABEL_HELP,
     PACKING_HELP,
+    SOURCES_HELP,
     TOKENIZER_HELP,
     AsJson,
     Column,
@@ -22,6 +24,7 @@ from sedd.cli.root import (
     print_record,
     show,
     stderr_progress,
+    takes,
 )
 from sedd.runtime.launch import find_launch
 from sedd.terminal import warn
@@ -30,61 +33,6 @@ from sedd.training.config import NOT_FOR_TRAINING, OBJECTIVES, PROCESSES, RunCon
 from sedd.training.networks import NETWORKS
 from sedd.training.progress import import_tracker, track_run
 
-Sources = Annotated[
-    list[str] | None,
-    typer.Argument(
-        help="Files or folders (.txt .jsonl .json .csv .parquet .smi .fasta .npy .bin .ds, also compressed), "
-        "hf:NAME[:SPLIT] (a Hugging Face "
-        "dataset), or a folder written by sedd data prepare."
-    ),
-]
-Recipe = Annotated[
-    str | None,
-    typer.Option(
-        help=f"Named configuration to start from: {', '.join(recipes.RECIPES)}.",
-        autocompletion=lambda: list(recipes.RECIPES),
-    ),
-]
-ConfigFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--config", help="YAML or JSON file of configuration keys, such as a config.json of a run or a model."
-    ),
-]
-Sets = Annotated[
-    list[str] | None, typer.Option("--set", help="Set any configuration key, as in --set optim.lr=3e-4. Repeatable.")
-]
-Network = Annotated[
-    str | None,
-    typer.Option(
-        help="Your own network: the import path of its class, as in my_package:MyNet"
-        f"{''.join(f', or {name}' for name in NETWORKS.names)}; options of its constructor are set as in "
-        "--set network.width=64. By default sedd's own transformer.",
-        autocompletion=lambda: list(NETWORKS.names),
-    ),
-]
-Process = Annotated[
-    str | None,
-    typer.Option(
-        help=f"Noise process: {list_names(PROCESSES, 'absorbing')}.",
-        autocompletion=lambda: list(PROCESSES.names),
-    ),
-]
-Parameterization = Annotated[
-    str | None,
-    typer.Option(
-        help="Network output: score (ratios), mean (the clean token) or, for concrete-score, signed-score (ratios of "
-        "any sign); by default what the objective needs."
-    ),
-]
-Objective = Annotated[
-    str | None,
-    typer.Option(
-        help=f"Training objective: {list_names(OBJECTIVES, 'score-entropy', NOT_FOR_TRAINING)}; each is "
-        "described below.",
-        autocompletion=lambda: [name for name in OBJECTIVES.names if name not in NOT_FOR_TRAINING],
-    ),
-]
 OBJECTIVE_MEANINGS = {
     "score-entropy": "ratios of probabilities, by the likelihood bound (SEDD)",
     "concrete-score": "the same ratios, in squared error",
@@ -97,75 +45,88 @@ OBJECTIVE_MEANINGS = {
     "autoregressive": "the next token from left to right, a baseline",
 }
 """What each objective of ``--objective`` learns, in one line."""
+TRAINABLE = [name for name in OBJECTIVES.names if name not in NOT_FOR_TRAINING]
 OBJECTIVES_HELP = "Objectives and what they learn, under every process unless one is named:\n\n" + "\n".join(
-    f"- `{name}`: {OBJECTIVE_MEANINGS.get(name, 'from another package')}"
-    for name in OBJECTIVES.names
-    if name not in NOT_FOR_TRAINING
+    f"- `{name}`: {OBJECTIVE_MEANINGS.get(name, 'from another package')}" for name in TRAINABLE
 )
-TokenizerSpec = Annotated[str | None, typer.Option("--tokenizer", help=TOKENIZER_HELP)]
-Packing = Annotated[str | None, typer.Option(help=PACKING_HELP)]
-LabelColumn = Annotated[str | None, typer.Option("--label", help=LABEL_HELP)]
-SeqLen = Annotated[
-    int | None, typer.Option(help="Tokens per sequence; with --packing lines, longer records are left out.")
-]
-BatchSize = Annotated[int | None, typer.Option(help="Sequences per step, over all processes.")]
-LearningRate = Annotated[float | None, typer.Option(help="Peak learning rate.")]
-Steps = Annotated[
-    int | None,
-    typer.Option(help="Number of training steps; without --steps and --minutes, the recipe's, or 5 minutes."),
-]
-Minutes = Annotated[
-    float | None,
-    typer.Option(
-        help="Minutes of training by the wall clock, evaluation and saving not counted; with --steps too, whichever "
-        "limit is reached first."
-    ),
-]
-
-
-def _configure(options: dict[str, Any], out: Path | None = None) -> RunConfig:
-    """Build the configuration from a command's options; with ``out``, continue from the one stored there."""
-    from sedd.training import datasets, overrides
-
-    given = {name: None if options[name] == () else options[name] for name in overrides.PATHS if name in options}
-    config = overrides.merge_config(
-        given,
-        resume=out,
-        recipe=options["recipe"],
-        file=options["config"],
-        sets=options["sets"] or [],
-        on_sizing=announce,
-        device=options["device"],
-    )
-    datasets.check_data(config.data)
-    return config
 
 
 @app.command("train", epilog=OBJECTIVES_HELP)
 def train_model(
     context: typer.Context,
-    sources: Sources = None,
+    sources: Annotated[
+        list[str] | None, typer.Argument(help=f"{SOURCES_HELP}, or a folder written by sedd data prepare.")
+    ] = None,
     out: Annotated[Path, typer.Option(help="Folder of the run: checkpoints, logs and configuration.")] = Path("run"),
-    recipe: Recipe = None,
-    network: Network = None,
-    process: Process = None,
-    parameterization: Parameterization = None,
-    objective: Objective = None,
-    tokenizer: TokenizerSpec = None,
-    packing: Packing = None,
-    label: LabelColumn = None,
+    recipe: Annotated[
+        str | None,
+        typer.Option(
+            help=f"Named configuration to start from: {', '.join(recipes.RECIPES)}.",
+            autocompletion=lambda: list(recipes.RECIPES),
+        ),
+    ] = None,
+    network: Annotated[
+        str | None,
+        typer.Option(
+            help="Your own network: the import path of its class, as in my_package:MyNet"
+            f"{''.join(f', or {name}' for name in NETWORKS.names)}; options of its constructor are set as in --set "
+            "network.width=64. By default sedd's own transformer.",
+            autocompletion=lambda: list(NETWORKS.names),
+        ),
+    ] = None,
+    process: Annotated[
+        str | None,
+        typer.Option(
+            help=f"Noise process: {list_names(PROCESSES, 'absorbing')}.", autocompletion=lambda: list(PROCESSES.names)
+        ),
+    ] = None,
+    parameterization: Annotated[
+        str | None,
+        typer.Option(
+            help="Network output: score (ratios), mean (the clean token) or, for concrete-score, signed-score (ratios "
+            "of any sign); by default what the objective needs."
+        ),
+    ] = None,
+    objective: Annotated[
+        str | None,
+        typer.Option(
+            help=f"Training objective: {list_names(OBJECTIVES, 'score-entropy', NOT_FOR_TRAINING)}; each is described "
+            "below.",
+            autocompletion=lambda: TRAINABLE,
+        ),
+    ] = None,
+    tokenizer: Annotated[str | None, typer.Option(help=TOKENIZER_HELP)] = None,
+    packing: Annotated[str | None, typer.Option(help=PACKING_HELP)] = None,
+    label: Annotated[str | None, typer.Option(help=LABEL_HELP)] = None,
     column: Column = None,
     encoding: Encoding = None,
-    seq_len: SeqLen = None,
-    batch_size: BatchSize = None,
-    lr: LearningRate = None,
-    steps: Steps = None,
-    minutes: Minutes = None,
+    seq_len: Annotated[
+        int | None, typer.Option(help="Tokens per sequence; with --packing lines, longer records are left out.")
+    ] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Sequences per step, over all processes.")] = None,
+    lr: Annotated[float | None, typer.Option(help="Peak learning rate.")] = None,
+    steps: Annotated[
+        int | None,
+        typer.Option(help="Number of training steps; without --steps and --minutes, the recipe's, or 5 minutes."),
+    ] = None,
+    minutes: Annotated[
+        float | None,
+        typer.Option(
+            help="Minutes of training by the wall clock, evaluation and saving not counted; with --steps too, "
+            "whichever limit is reached first."
+        ),
+    ] = None,
     save_every: Annotated[int | None, typer.Option(help="Training steps between checkpoints.")] = None,
     seed: Annotated[int | None, typer.Option(help="Random seed of initial weights, data order and noise.")] = None,
     device: Device = None,
-    config: ConfigFile = None,
-    sets: Sets = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(help="YAML or JSON file of configuration keys, such as a config.json of a run or a model."),
+    ] = None,
+    sets: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Set any configuration key: --set optim.lr=3e-4. Repeatable."),
+    ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue from the newest checkpoint in --out, on the same data.")
     ] = False,
@@ -198,7 +159,7 @@ def train_model(
     if track is not None:
         import_tracker(track)
     checkpoint.check_writable(out)
-    run_config = _configure(context.params, out if resume else None)  # before torch is imported: an error comes at once
+    run_config = _configure(context.params, out if resume else None)  # without torch: an error comes at once
     from sedd.training import loop
     from sedd.training.datasets import prepare_data
     from sedd.training.progress import format_duration, progress_bar
@@ -232,41 +193,43 @@ def train_model(
             print(f"time: {', '.join(f'{name} {duration}' for name, duration in spent)}", file=sys.stderr)
 
 
+NOT_PLANNED = ("context", "out", "save_every", "seed", "resume", "compile", "fsdp", "on_nonfinite", "track")
+"""Parameters of ``sedd train`` that ``sedd plan`` does not have."""
+
+
 @app.command("plan", epilog=OBJECTIVES_HELP)
-def plan_run(
-    context: typer.Context,
-    sources: Sources = None,
-    recipe: Recipe = None,
-    network: Network = None,
-    process: Process = None,
-    parameterization: Parameterization = None,
-    objective: Objective = None,
-    tokenizer: TokenizerSpec = None,
-    packing: Packing = None,
-    label: LabelColumn = None,
-    column: Column = None,
-    encoding: Encoding = None,
-    seq_len: SeqLen = None,
-    batch_size: BatchSize = None,
-    lr: LearningRate = None,
-    steps: Steps = None,
-    minutes: Minutes = None,
-    device: Device = None,
-    config: ConfigFile = None,
-    sets: Sets = None,
-    as_json: AsJson = False,
-) -> None:
+@takes(option for name, option in inspect.signature(train_model).parameters.items() if name not in NOT_PLANNED)
+def plan_run(**options: Any) -> None:
     """Estimate a run on this machine within 20 seconds: its steps, characters, memory, time and expected result.
 
     A few steps are measured on the beginning of the data. For text, the bits per character are those expected from
     runs that were measured.
     """
-    run_config = _configure(context.params)
+    run_config = _configure(options)
     from sedd.training.dry_run import estimate_cost
 
     with stderr_progress("measuring") as on_progress:
-        record = estimate_cost(run_config, on_progress, device)
+        record = estimate_cost(run_config, on_progress, options["device"])
+    as_json = options["as_json"]
     if not as_json and "expected_bits_per_char" in record:
         error = record.pop("expected_bits_error")
         record["expected_bits_per_char"] = f"{record['expected_bits_per_char']:.2f} ± {error:.2f}"
     print_record({name: value for name, value in record.items() if as_json or value is not None}, as_json)
+
+
+def _configure(options: dict[str, Any], out: Path | None = None) -> RunConfig:
+    """Build the configuration from a command's options; with ``out``, continue from the one stored there."""
+    from sedd.training import datasets, overrides
+
+    given = {name: None if options[name] == () else options[name] for name in overrides.PATHS if name in options}
+    config = overrides.merge_config(
+        given,
+        resume=out,
+        recipe=options["recipe"],
+        file=options["config"],
+        sets=options["sets"] or [],
+        on_sizing=announce,
+        device=options["device"],
+    )
+    datasets.check_data(config.data)
+    return config

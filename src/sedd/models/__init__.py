@@ -13,23 +13,23 @@ DEFAULT = "stories"
 
 
 def built_in_folder() -> Path:
-    """Return the folder of the models in the box: ``SEDD_MODELS``, by default that of this package."""
+    """Return the folder of the bundled models: ``SEDD_MODELS``, by default that of this package."""
     return Path(os.environ.get("SEDD_MODELS") or Path(__file__).parent)
 
 
 def built_in_names() -> list[str]:
-    """Return the names of the models in the box, the default first."""
+    """Return the names of the bundled models, the default first."""
     found = (path.parent.name for path in built_in_folder().glob("*/config.json"))
     return sorted(found, key=lambda name: (name != DEFAULT, name))
 
 
 def built_in_model(name: str) -> Path | None:
-    """Return the folder of a model in the box; None if there is none of that name."""
+    """Return the folder of a bundled model; None if there is none of that name."""
     return built_in_folder() / name if name in built_in_names() else None
 
 
 def default_model() -> Path:
-    """Return the folder of the model of commands that are given none."""
+    """Return the folder of `DEFAULT`."""
     if (folder := built_in_model(DEFAULT)) is None:
         raise ValueError(
             f"no model was given, and the default, {DEFAULT}, is not there ({list_built_in()}); name the folder of a "
@@ -39,9 +39,9 @@ def default_model() -> Path:
 
 
 def list_built_in() -> str:
-    """Return the models in the box as the end of a sentence."""
+    """Return the bundled models as the end of a sentence."""
     names = built_in_names()
-    return f"in the box: {', '.join(names)}" if names else "this build has no model in the box"
+    return f"bundled models: {', '.join(names)}" if names else "this build has no bundled models"
 
 
 def is_repo_id(name: str) -> bool:
