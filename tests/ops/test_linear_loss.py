@@ -165,7 +165,7 @@ def head(kind: str, device: str) -> tuple[list[Tensor], HeadLoss]:
 
 def losses_and_grads(leaves: list[Tensor], loss: HeadLoss, **options: Any) -> list[Tensor]:
     output = linear_loss(*leaves, loss, block_rows=20, **options)
-    return [output.total.detach(), output.rows, *torch.autograd.grad(output.total, leaves)]
+    return [output.total.detach(), output.positions, *torch.autograd.grad(output.total, leaves)]
 
 
 @pytest.mark.parametrize("kind", ["absorbing", "uniform", "mean"])

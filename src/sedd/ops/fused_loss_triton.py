@@ -32,7 +32,6 @@ class TritonLinearLoss(LinearLossBackend):
     """Triton kernels of the linear loss, for CUDA."""
 
     def entropy_and_grad_(self, z: Tensor, terms: EntropyTerms) -> EntropySums:
-        """Sum D over every row, and overwrite z_y by weight·∂D/∂log s_y."""
         n, width = z.shape
         rows, columns, stages = SIZES[terms.log_rest is not None]
         while cdiv(n, rows) > MAX_GRID_Y:
@@ -70,7 +69,6 @@ class TritonLinearLoss(LinearLossBackend):
         return EntropySums(row_sums.sum(0), column_sums.sum(0), overflow_count.sum(0))
 
     def logsumexp(self, z: Tensor, states: int, bias: Tensor | None) -> Tensor:
-        """Return log Σ_{y < states} e^(z_y + bias_y) of every row."""
         n, width = z.shape
         total = z.new_empty(n, dtype=torch.float32)
         _logsumexp[(cdiv(n, SUM_ROWS),)](
