@@ -39,7 +39,7 @@ from measure import free_memory
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  (the conventional name)
 
-from sedd.nn.transformer import AttentionContext, ModernBlock, Transformer, TransformerShape, attention
+from sedd.nn.transformer import AttentionContext, ModernBlock, Transformer, TransformerShape
 from sedd.ops import block_ops
 from sedd.ops.block_ops import PackedTokens, ResidualBranch, Rotation, gather
 from sedd.runtime import distributed
@@ -213,7 +213,9 @@ class VariantBlock(ModernBlock):  # type: ignore[misc]  # final for users of the
         q, k, v = backend.qkv_rotary(n, w.qkv.weight, self.heads, context.rotation, w.qk_scale, n_fp8)
         if self.value_gain is not None and self.x0 is not None:
             v = v + (self.value_gain * self.x0).to(v.dtype).view_as(v)
-        attended = attention(q, k, v, context)
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+        attended = F.scaled_dot_product_attention(q, k, v, attn_mask=context.mask, is_causal=context.causal)
+        attended = attended.transpose(1, 2).flatten(-2)
         if self.gate_embed is not None:  # one gate per head, 1 at the start (Qiu et al. 2025, arXiv 2505.06708)
             gate = 2 * torch.sigmoid(F.linear(n, self.gate_embed.to(n.dtype)))
             attended = (attended.unflatten(-1, (self.heads, -1)) * gate[..., None]).flatten(-2)

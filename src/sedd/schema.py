@@ -1,6 +1,7 @@
 """Check counts and the types of plain data, and build dataclasses from JSON, YAML or command-line options."""
 
 import builtins
+import os
 import types
 import typing
 from collections.abc import Collection, Iterator, Mapping
@@ -48,6 +49,13 @@ def check_seed(seed: int) -> int:
     if not 0 <= seed < 2**63:
         raise ValueError(f"seed is {seed}; it must lie in 0..2^63 − 1")
     return seed
+
+
+def check_memory(least: int, what: str, advice: str) -> None:
+    """Reject what takes more bytes than this machine has memory, before any are allocated."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if least > memory:
+        raise ValueError(f"{what} at least {least:,} bytes, and this machine has a memory of {memory:,}; {advice}")
 
 
 def check_fields(

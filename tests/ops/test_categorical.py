@@ -10,7 +10,7 @@ from sedd import reverse
 from sedd.draws import AffineWeights, CounterRNG
 from sedd.ops import block_ops, block_ops_triton, categorical_triton
 from sedd.ops.block_ops import select_backend
-from sedd.ops.categorical import HeadLogits, sample_categorical_reference, samples_from_logits
+from sedd.ops.categorical import HeadLogits, sample_categorical_reference
 from sedd.ops.categorical_triton import sample_categorical_triton
 from sedd.process import Absorbing, Process, Uniform
 
@@ -100,10 +100,7 @@ def test_uniforms_of_rows_with_seeds_and_steps_of_their_own(device: str) -> None
 
 def test_backends_by_device(pretend_gpu: Callable[[tuple[int, int]], None]) -> None:
     pretend_gpu((8, 0))
-    assert not samples_from_logits("cpu")
-    assert samples_from_logits("cuda")
     assert select_backend("cuda", torch.bfloat16) is block_ops_triton.TRITON
     assert select_backend("cuda", torch.float64) is select_backend("cpu", torch.bfloat16) is block_ops.TORCH
     pretend_gpu((7, 5))  # too old for Triton
-    assert not samples_from_logits("cuda")
     assert select_backend("cuda", torch.bfloat16) is block_ops.TORCH

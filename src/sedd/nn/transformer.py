@@ -102,20 +102,6 @@ def attention_mask(
     return (valid[:, None, None] & pattern) | torch.eye(len(pattern), dtype=torch.bool, device=valid.device)
 
 
-def attention(
-    q: Float[Tensor, "b L heads d"],
-    k: Float[Tensor, "b L heads d"],
-    v: Float[Tensor, "b L heads d"],
-    context: AttentionContext,
-) -> Float[Tensor, "b L h"]:
-    """Compute softmax(q·k/√d) v with concatenated heads; q and k already carry the rotary embedding."""
-    # transposes are views, since heads are adjacent in memory
-    output = F.scaled_dot_product_attention(
-        q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), attn_mask=context.mask, is_causal=context.causal
-    )
-    return output.transpose(1, 2).flatten(-2)
-
-
 STREAMS = 3
 """Copies of a sequence that a hollow network reads: forward, backward and query stream."""
 
@@ -205,7 +191,10 @@ class Block(nn.Module, ABC):
 
         x, n, n_fp8 = backend.residual_norm_modulate(x, branch, w.norms[0], attention_adaln, dtype, None, self.use_fp8)
         q, k, v = backend.qkv_rotary(n, w.qkv.weight, self.heads, context.rotation, w.qk_scale, n_fp8)
-        attended = attention(q, k, v, context)
+        # softmax(q·k/√d) v with concatenated heads, which are adjacent in memory: transposes are views
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+        attended = F.scaled_dot_product_attention(q, k, v, attn_mask=context.mask, is_causal=context.causal)
+        attended = attended.transpose(1, 2).flatten(-2)
         if packed is not None:
             x, attended = gather(x, packed), gather(attended, packed)
         seed = torch.randint(2**32, (2,), device=x.device) if dropout else None

@@ -277,19 +277,18 @@ def pack_tokens(selected: Bool[Tensor, "*b L"], count: int | None = None) -> Pac
     return PackedTokens(positions, torch.where(flat, flat.cumsum(0) - 1, count), cu_seqlens)
 
 
-def gather(hidden: Float[Tensor, "*b h"], packed: PackedTokens) -> Float[Tensor, "n h"]:
-    """Return the rows of the selected tokens."""
-    rows: Tensor = _Gather.apply(hidden.flatten(0, -2), packed)  # type: ignore[no-untyped-call]
-    return rows
-
-
 class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, packed: PackedTokens) -> Tensor:
+        ctx.shape = hidden.shape
         ctx.save_for_backward(packed.inverse)
-        return hidden.index_select(0, packed.positions)
+        return hidden.flatten(0, -2).index_select(0, packed.positions)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (inverse,) = ctx.saved_tensors
-        return torch.cat([grad, grad.new_zeros(1, grad.shape[-1])]).index_select(0, inverse), None
+        return torch.cat([grad, grad.new_zeros(1, grad.shape[-1])]).index_select(0, inverse).view(ctx.shape), None
+
+
+gather: Callable[[Tensor, PackedTokens], Tensor] = _Gather.apply
+"""Return the rows of the selected tokens: of shape (b…, h), as (n, h)."""

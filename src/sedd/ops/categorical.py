@@ -32,11 +32,6 @@ class SampledTokens(NamedTuple):
     """Rows with a weight below 0, rounding aside."""
 
 
-def samples_from_logits(device: str) -> bool:
-    """Return whether `sample_categorical` runs as a kernel on this device, without a table of weights."""
-    return device == "cuda" and devices.has_triton()
-
-
 def sample_categorical(
     head: HeadLogits, x: Int[Tensor, " k"], weights: AffineWeights, u: Float[Tensor, "k 2"]
 ) -> SampledTokens:
@@ -48,7 +43,7 @@ def sample_categorical(
         weights: The weight of every next token, affine in the scores.
         u: Two uniforms per row: the first decides whether the token changes, the second to which.
     """
-    if samples_from_logits(x.device.type):
+    if x.is_cuda and devices.has_triton():
         from sedd.ops import categorical_triton
 
         return categorical_triton.sample_categorical_triton(head, x, weights, u)
@@ -93,7 +88,7 @@ def counter_uniforms(
     rng: CounterRNG, length: int, step: int | Int[Tensor, " b"], event: int
 ) -> Float[Tensor, "b length 2"]:
     """Return ``rng(length, step, event)``, on CUDA by one kernel."""
-    if rng.rows.device.type == "cuda" and devices.has_triton():
+    if rng.rows.is_cuda and devices.has_triton():
         from sedd.ops import categorical_triton
 
         return categorical_triton.philox_uniforms(rng, length, step, event)

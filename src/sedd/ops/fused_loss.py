@@ -14,6 +14,7 @@ Reference: for cross-entropy, Wijmans et al. 2024, "Cut Your Losses in Large-Voc
 arXiv 2411.09009.
 """
 
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -238,7 +239,7 @@ class _LinearLoss(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor]:
         ctx.dtypes = [None if a is None else a.dtype for a in (hidden, weight, bias)]
         states, entries, accurate = loss.states, len(weight), upcast_dtype(dtype)
-        width = devices.cdiv(states, VOCAB_MULTIPLE) * VOCAB_MULTIPLE if hidden.is_cuda else states
+        width = math.ceil(states / VOCAB_MULTIPLE) * VOCAB_MULTIPLE if hidden.is_cuda else states
         hidden, head = hidden.to(dtype), weight[:states].to(dtype)
         head = F.pad(head, (0, 0, 0, width - states)) if width > states else head
         bias = None if bias is None else bias[:states].to(accurate)
@@ -250,8 +251,8 @@ class _LinearLoss(torch.autograd.Function):
             d_weight = weight.new_zeros(max(entries, width), weight.shape[1], dtype=accurate)
             d_bias = None if bias is None else bias.new_zeros(entries)
         max_rows = block_rows or max(VOCAB_MULTIPLE, MAX_LOGITS["cuda" if hidden.is_cuda else "cpu"] // width)
-        pieces = devices.cdiv(count, max_rows)
-        logits = hidden.new_empty(devices.cdiv(count, max(1, pieces)), width)  # of one piece
+        pieces = math.ceil(count / max_rows)
+        logits = hidden.new_empty(math.ceil(count / max(1, pieces)), width)  # of one piece
         for i in range(pieces):
             rows = slice(count * i // pieces, count * (i + 1) // pieces)
             z = logits[: rows.stop - rows.start]

@@ -1,4 +1,4 @@
-"""Device capability and memory, and the sizes of kernel launches."""
+"""Device capability, and the sizes of kernel launches."""
 
 import functools
 import importlib.util
@@ -48,13 +48,6 @@ def has_triton() -> bool:
 def has_fp8() -> bool:
     """Return whether the GPU also has float8 matrix products."""
     return has_triton() and torch.cuda.get_device_capability() >= FP8_CAPABILITY
-
-
-def check_memory(least: int, what: str, advice: str) -> None:
-    """Reject what takes more bytes than this machine has memory, before any are allocated."""
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if least > memory:
-        raise ValueError(f"{what} at least {least:,} bytes, and this machine has a memory of {memory:,}; {advice}")
 
 
 # Triton has both of these, but there each call takes as long as a kernel launch.

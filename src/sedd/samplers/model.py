@@ -10,10 +10,11 @@ from torch import Tensor, nn
 
 from sedd import draws, reverse
 from sedd.draws import AffineWeights
-from sedd.ops.categorical import HeadLogits, sample_categorical, samples_from_logits
+from sedd.ops.categorical import HeadLogits, sample_categorical
 from sedd.parameterization import HiddenStateDenoiser, LogitsModel
 from sedd.process import Process
 from sedd.reverse import denoised_probs
+from sedd.runtime.device import has_triton
 from sedd.schedule import Schedule
 
 
@@ -265,7 +266,7 @@ class SamplingModel:
 
     def fused_model(self, device: torch.device) -> LogitsModel | None:
         """Return the model if tokens are drawn from its logits on this device without a table of probabilities."""
-        fused = samples_from_logits(device.type) if self.fused is None else self.fused
+        fused = device.type == "cuda" and has_triton() if self.fused is None else self.fused
         fused = fused and self.process.has_fused_forms
         return self.model if fused and isinstance(self.model, LogitsModel) else None
 

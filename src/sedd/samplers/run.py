@@ -11,14 +11,13 @@ from torch import Tensor
 
 from sedd.draws import PRECISION
 from sedd.parameterization import CausalModel, HiddenStateDenoiser
-from sedd.runtime.device import check_memory
 from sedd.samplers.autoregressive import LeftToRight
 from sedd.samplers.guidance import Guided
 from sedd.samplers.loop import Prompt, Sampler, State, empty, given_grid, sigma_of_masked_fraction
 from sedd.samplers.model import SamplingModel, base_model, networks_per_call
 from sedd.samplers.warping import Warped
 from sedd.sampling_settings import GRIDS, SAMPLERS, SamplingSettings, check_length, check_sampler_options
-from sedd.schema import check_count
+from sedd.schema import check_count, check_memory
 from sedd.tokenizer import Ids
 
 if TYPE_CHECKING:

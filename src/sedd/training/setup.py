@@ -13,8 +13,8 @@ from sedd.nn.transformer import Modern, Reference
 from sedd.objectives import Objective
 from sedd.process import Process
 from sedd.runtime.cuda_graphs import GraphedBackbone
-from sedd.runtime.device import check_memory
 from sedd.schedule import LowNoiseTimes, Schedule, TimeSampler, bell_times
+from sedd.schema import check_memory
 from sedd.training import networks
 from sedd.training.config import OBJECTIVES, PARAMETERIZATIONS, PROCESSES, SCHEDULES, RunConfig
 
