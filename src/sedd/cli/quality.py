@@ -27,7 +27,7 @@ from sedd.cli.root import (
 from sedd.cli.sample import Batch, Length, sampling_options, sampling_settings
 from sedd.extras import install_hint
 from sedd.models import built_in_names, is_repo_id, list_built_in
-from sedd.schema import MAX_SAMPLES, check_count
+from sedd.schema import MAX_SAMPLES, check_choice, check_count
 from sedd.terminal import warn
 
 if TYPE_CHECKING:
@@ -153,6 +153,8 @@ def quality(
     molecules = molecules or (judge is None and all(_is_molecule_run(path) for path in paths))
     check_count("count", count, most=MAX_SAMPLES)
     check_count("batch", batch)
+    check_choice("first-token", first_token or "skipped", judges.SKIPS_FIRST_TOKEN)
+    check_choice("judge-precision", judge_precision or "float32", judges.PRECISIONS)
     if save is not None and (len(paths) > 1 or len(points) > 1):
         raise ValueError("save takes the samples of one run and one setting; leave out other inputs and --sweep")
     if judge is None and molecules and any(path.suffix in PICTURES for path in out or []):

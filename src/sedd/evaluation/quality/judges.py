@@ -23,7 +23,6 @@ from sedd.hub import client
 from sedd.loading import LoadedModel, load_model
 from sedd.parameterization import CausalModel
 from sedd.process import at_token
-from sedd.schema import check_choice
 from sedd.tokenizer import Ids
 from sedd.training import checkpoint
 
@@ -45,8 +44,6 @@ def load_judge(
     """
     path = Path(source)
     is_run = is_run_folder(path)
-    check_choice("first-token", first_token or "skipped", SKIPS_FIRST_TOKEN)
-    check_choice("judge-precision", precision or "float32", PRECISIONS)
     if is_run and precision == "float64":
         raise ValueError(f"judge {source} is a sedd run and has no float64; choose float32 or bfloat16")
     if not path.exists() and (path.suffix == ".gguf" or source.startswith((".", "/", "~")) or source.count("/") > 1):
