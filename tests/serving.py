@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -52,7 +53,7 @@ def exact_model(distribution: Distribution, process: str = "absorbing") -> Loade
     loaded = tiny_model(process=process, length=distribution.length)
     setup = build_setup(loaded.config, tokenizer.vocab_size)
     score: Any = Score(distribution, setup.process)
-    return loaded._replace(model=score, process=setup.process, tokenizer=tokenizer)
+    return replace(loaded, model=score, process=setup.process, tokenizer=tokenizer)
 
 
 class Served(NamedTuple):

@@ -2,17 +2,18 @@
 
 import copy
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
 
-from sedd import parameterization
 from sedd.nn.layers import Linear
 from sedd.nn.transformer import Transformer
 from sedd.objectives import Objective
+from sedd.parameterization import DiscreteModel
 from sedd.process import Process
 from sedd.runtime.offload import OffloadedNetwork
 from sedd.schedule import Schedule
@@ -26,10 +27,11 @@ WITHOUT_FLOAT64 = ("mps",)
 """Types of devices that have no float64."""
 
 
-class LoadedModel(NamedTuple):
+@dataclass(frozen=True)
+class LoadedModel:
     """A trained model with its process, schedule, tokenizer and configuration."""
 
-    model: parameterization.DiscreteModel
+    model: DiscreteModel
     network: nn.Module
     process: Process
     schedule: Schedule
@@ -46,7 +48,7 @@ class LoadedModel(NamedTuple):
     data_sha256: str | None = None
     """Hash of the data it was trained on, if it was recorded."""
 
-    @property
+    @cached_property
     def learned_pad(self) -> int | None:
         """The id of the padding that the model generates, as it learned from records of several lengths; None: none."""
         data = self.config.data
@@ -60,7 +62,7 @@ class LoadedModel(NamedTuple):
         dtypes = (part.weight.dtype for part in self.network.modules() if isinstance(part, Linear))
         return str(next(dtypes, torch.float32)).removeprefix("torch.")
 
-    @property
+    @cached_property
     def device(self) -> torch.device:
         """The device of tokens: that of the weights, or the CPU for an offloaded network."""
         offloaded = isinstance(self.network, OffloadedNetwork)
@@ -72,7 +74,7 @@ class LoadedModel(NamedTuple):
             return self
         check_label(label, self.labels)
         number = torch.tensor(self.labels.index(label), device=self.device)
-        return self._replace(model=self.model.bind(label=number), label=label)
+        return replace(self, model=self.model.bind(label=number), label=label)
 
 
 class _AutocastNetwork(nn.Module):
@@ -115,10 +117,8 @@ def load_model(
     """Load a model from disk.
 
     Args:
-        folder: A model folder, one of a run's checkpoints, or the run, of which
-            `checkpoint.best_or_newest` is taken.
+        folder: A model folder, one of a run's checkpoints, or the run, of which `checkpoint.best_or_newest` is taken.
         weights: ``ema``, the exponential moving average, or ``model``, the weights of the last step.
-        device: cpu, cuda …
         precision: Precision of matrix products, float32 or bfloat16; None: on a GPU that of training.
         network: The class of a network of the user's own, or its name, instead of the name in its configuration.
     """
@@ -164,21 +164,15 @@ def _with_network(config: RunConfig, path: Path, network: type[nn.Module] | str 
 
 
 def convert_precision(loaded: LoadedModel, precision: str, device: str | None = None) -> LoadedModel:
-    """Return a copy of a model, which is in float32, in another precision, conditioned on the same label.
+    """Return a copy of a model in another precision, or on another device, conditioned on the same label.
 
-    On the same device, or on another: in bfloat16, if it is, whatever ``precision`` names.
-
-    Args:
-        loaded: The model.
-        precision: float32 or bfloat16.
-        device: Where the copy is; None: where the model is.
+    The precision of the weights is only lowered: a copy of a model in bfloat16 is in bfloat16.
     """
     device = device or str(next(loaded.network.parameters()).device)
     original: Any = loaded.network
     while isinstance(original, OffloadedNetwork | _AutocastNetwork):
         original = original.module
-    copied = copy.deepcopy(original)
-    network = prepare_for_inference(copied, device, precision)
+    network = prepare_for_inference(copy.deepcopy(original), device, precision)
     setup = DiffusionSetup(loaded.process, loaded.schedule, loaded.objective)
     model = build_model(loaded.config, network, setup, cuda_graphs=True)
-    return loaded._replace(model=model, network=network, label=None).with_label(loaded.label)
+    return replace(loaded, model=model, network=network, label=None).with_label(loaded.label)

@@ -10,6 +10,7 @@ import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import repeat
 from pathlib import Path
 from typing import Any, final
 
@@ -24,10 +25,10 @@ from sedd.likelihood.orders import Orders
 from sedd.loading import LoadedModel, convert_precision
 from sedd.runtime.device import resolve_device
 from sedd.runtime.distributed import Ranks
-from sedd.samplers import GeneratedSequence, Prompt, SamplingRun, SamplingStats, template
+from sedd.samplers import Prompt, SamplingRun, SamplingStats, template
 from sedd.sampling_settings import SamplingSettings, shows_settings
 from sedd.schema import MAX_SAMPLES, check_count
-from sedd.tokenizer import Ids, Tokenizer
+from sedd.tokenizer import Ids
 from sedd.training import checkpoint
 from sedd.training.datasets import check_data, find_sources, prepare_data, require_sources
 
@@ -43,7 +44,7 @@ def load(
 
     Args:
         source: The folder of a run, whose best checkpoint is loaded, of one of its checkpoints or of a model; or the
-            name of a model in the box (``stories``), or of one on the Hugging Face Hub. Published SEDD, RADD and MDLM
+            name of a bundled model (``stories``), or of one on the Hugging Face Hub. Published SEDD, RADD and MDLM
             checkpoints are read directly where they are safetensors; convert pickles with ``sedd import`` first.
         device: cpu, cuda, cuda:N or mps; by default the GPU of CUDA if there is one.
         weights: ``ema``, the exponential moving average, or ``model``, the weights of the last step.
@@ -178,25 +179,15 @@ class Bounds(tuple[Bound, ...]):
 
 @final
 class Model:
-    """A trained model, as `load` and `train` return it. The same seed gives the same texts and numbers."""
+    """A trained model, as `load` and `train` return it. The same seed gives the same texts and numbers.
+
+    ``loaded`` is the object that the packages below take; ``length`` is the most tokens that the model reads or
+    generates, and ``labels`` are the names that texts can be conditioned on.
+    """
 
     def __init__(self, loaded: LoadedModel) -> None:
-        self.loaded = loaded
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """The tokenizer."""
-        return self.loaded.tokenizer
-
-    @property
-    def length(self) -> int:
-        """The sequence length: the most tokens that it reads or generates."""
-        return self.loaded.config.model.seq_len
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """The labels that texts can be conditioned on, where it was trained with labels."""
-        return self.loaded.labels
+        self.loaded, self.tokenizer, self.labels = loaded, loaded.tokenizer, loaded.labels
+        self.length = loaded.config.model.seq_len
 
     @property
     def diffusion(self) -> Diffusion:
@@ -218,7 +209,6 @@ class Model:
         """Generate texts.
 
         Args:
-            count: Number of texts.
             length: Tokens per text; by default the model's sequence length.
             batch: Texts generated at a time; it changes no text.
             **settings: Fields of `samplers.SamplingSettings` (``steps``, ``seed``, ``sampler``, ``temperature``,
@@ -235,8 +225,7 @@ class Model:
         Args:
             templates: Texts with gaps: ``The {8} sat.`` has a gap of eight tokens.
             count: Number of texts per template.
-            batch: Texts generated at a time; it changes no text.
-            **settings: As for `sample`.
+            batch: As for `sample`, like the settings.
         """
         check_count("count", count, most=MAX_SAMPLES)
         repeated = [text for text in _as_list(templates, "template") for _ in range(count)]
@@ -260,32 +249,29 @@ class Model:
         """Bound −log p of each text: exact for autoregressive models, an upper bound for the others.
 
         Args:
-            texts: One text, or several.
             given: Text before each of them, on which the probability is conditioned.
             draws: Monte Carlo draws per text; more make the standard error smaller. By default 128, with ``orders`` 8.
             seed: Decides the draws, together with the text: those of different texts are independent.
             estimator: As for ``sedd eval``; by default the variational bound.
             orders: For a time-free denoiser under absorbing noise: the number of orders of the importance-weighted
                 bound, or ``"all"`` for the exact likelihood of at most 16 tokens.
-            label: Condition on this label.
             shared_noise: Use the same times and noise for all texts: differences between texts of one length then have
                 a smaller error, and sums over texts a larger one than their standard errors say.
             batch: Draws evaluated at a time; it changes no result.
             on_progress: Called after each batch, with the number of draws that are done and of all, for each text.
         """
-        protocol, text_list = evaluation.SINGLE_TEXT, _as_list(texts, "text")
-        draws = evaluation.default_draws(protocol, orders) if draws is None else draws
-        conditional = self.loaded.with_label(label)
+        text_list = _as_list(texts, "text")
+        draws = evaluation.default_draws(evaluation.SINGLE_TEXT, orders) if draws is None else draws
+        conditional = self.loaded if label is None else self.loaded.with_label(label)
         bounds = []
         for text, (context, ids) in zip(text_list, self._encode(text_list, given), strict=True):
-            noise_seed = seed if shared_noise else derive_seed(seed, given + text)
             found = evaluation.score_continuation(
                 *(context, ids, conditional),
                 estimator=estimator,
                 orders=orders,
                 draws=draws,
                 seed=seed,
-                noise_seed=noise_seed,
+                noise_seed=seed if shared_noise else derive_seed(seed, given + text),
                 batch=batch,
                 on_progress=on_progress,
             )
@@ -313,13 +299,9 @@ class Model:
                 ``held-out``, where the run's data is now.
             protocol: How text is cut into sequences, and which terms count; by default ``strict``, without ``data``
                 ``held-out``.
-            estimator: As for `bound`.
-            orders: As for `bound`.
+            estimator: As for `bound`, like ``orders``, ``seed`` and ``label``.
             draws: Monte Carlo draws per sequence; by default the protocol's.
-            seed: Decides the draws.
-            label: Condition on this label.
             column: The column of a table that holds the text.
-            encoding: The encoding of text files.
             batch: Draws evaluated at a time; by default as many as suit the device.
         """
         chosen = evaluation.get_protocol(protocol or ("held-out" if data is None else "strict"))
@@ -345,8 +327,6 @@ class Model:
         Args:
             samples: Number of samples to generate, one token at a time.
             orders: Orders in each mean; more bring the two bounds closer together.
-            seed: Decides samples and orders.
-            label: Condition on this label.
             batch: Samples at a time; by default as many as suit the device.
 
         Returns:
@@ -363,8 +343,7 @@ class Model:
         if data is not None:
             config = replace(config, data=replace(config.data, sources=[str(data)]))
         require_sources(config, loaded.folder, "model.evaluate(DATA, protocol='held-out')")
-        located = loaded._replace(config=config)
-        return evaluation.validation_corpus(prepare_data(config), located)
+        return evaluation.validation_corpus(prepare_data(config), replace(loaded, config=config))
 
     def to(self, device: str) -> "Model":
         """Return this model on another device: cpu, cuda, cuda:N or mps."""
@@ -389,13 +368,7 @@ class Model:
         return hub.save_pretrained(self.loaded.folder, Path(folder), name, results, dtype, self._network)
 
     def push(self, name: str, *, private: bool = False, results: Sequence[Mapping[str, Any]] = ()) -> str:
-        """Upload the model, with its card, to the Hugging Face Hub as ``name`` (owner/name); return its address.
-
-        Args:
-            name: The repository, which is created if it is missing.
-            private: Whether a new repository is private.
-            results: Records of `evaluate` for the card.
-        """
+        """Upload the model, with its card, to the Hugging Face Hub as ``name`` (owner/name); return its address."""
         return hub.push_to_hub(self.loaded.folder, name, private=private, results=results, network=self._network)
 
     @property
@@ -407,21 +380,19 @@ class Model:
         """Encode the context of each text, and the text."""
         if given:
             return [evaluation.encode_continuation(given, text, self.loaded) for text in texts]
-        return [(np.zeros(0, np.int64), ids) for ids in evaluation.encode_texts(texts, self.loaded)]
+        no_context: Ids = np.zeros(0, np.int64)
+        return list(zip(repeat(no_context), evaluation.encode_texts(texts, self.loaded), strict=False))
 
     def _generate(
         self, prompt: Prompt, templates: Sequence[str | None], settings: SamplingSettings, batch: int
     ) -> Texts:
-        sampling_run = SamplingRun.of(self.loaded, settings)
-        sequences = sampling_run.sample(prompt.to(self.loaded.device), batch)
-        texts = Texts(self._text(sequence, name) for sequence, name in zip(sequences, templates, strict=True))
-        texts.stats = sampling_run.stats
-        return texts
-
-    def _text(self, sequence: GeneratedSequence, filled_template: str | None) -> Text:
-        tokens = tuple(self.tokenizer.tokens(sequence.ids))
-        text = self.tokenizer.decode(sequence.ids)
-        return Text(text, tuple(sequence.ids), tokens, tuple(sequence.reveal_step), filled_template)
+        run, texts = SamplingRun.of(self.loaded, settings), []
+        for (ids, steps), name in zip(run.sample(prompt.to(self.loaded.device), batch), templates, strict=True):
+            tokens = self.tokenizer.tokens(ids)
+            texts.append(Text(self.tokenizer.decode(ids), tuple(ids), tuple(tokens), tuple(steps), name))
+        generated = Texts(texts)
+        generated.stats = run.stats
+        return generated
 
 
 def _as_list(given: str | Sequence[str], what: str) -> list[str]:

@@ -3,6 +3,7 @@
 import itertools
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -246,7 +247,7 @@ def test_a_link_restores_everything(open_page: Open) -> None:
 
 def test_the_page_begins_with_the_temperature_of_the_card(browser: Any, model: Any, tmp_path: Path) -> None:
     (tmp_path / "card.json").write_text('{"sample_metrics": {"temperature": 0.6}}')
-    with site(build_app(model._replace(folder=tmp_path), "warm")) as served:
+    with site(build_app(replace(model, folder=tmp_path), "warm")) as served:
         page = browser.new_context().new_page()
         page.goto(f"{served.url}/")
         page.locator("#settings-summary", has_text="T 0.6").wait_for(state="attached")

@@ -131,7 +131,7 @@ def test_a_text_with_an_ending_is_a_whole_record() -> None:
     prompt = build_prompt([[0, -1, 1], [0, -1]], model)
     assert prompt.given.tolist() == [[0, -1, 1, PAD], [0, -1, 3, 3]]
     assert prompt.text_lengths.tolist() == [4, 2]
-    packed = model._replace(config=replace(model.config, data=DataConfig(packing="packed")))
+    packed = replace(model, config=replace(model.config, data=DataConfig(packing="packed")))
     assert build_prompt([[0, -1]], packed).given.tolist() == [[0, -1]]
 
 

@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -241,7 +242,7 @@ def test_tokens_and_models(served: Site) -> None:
 
 def test_the_temperature_of_the_card_is_stated_and_that_of_requests_is_one(tmp_path: Path) -> None:
     (tmp_path / "card.json").write_text('{"sample_metrics": {"temperature": 0.6}}')
-    with site(build_app(LOADED._replace(folder=tmp_path), "warm")) as server:
+    with site(build_app(replace(LOADED, folder=tmp_path), "warm")) as server:
         assert server.send("/v1/models").json["data"][0]["temperature"] == 0.6
         [reply] = server.send("/v1/infill", {"template": "a{9}", "seed": 1}).json["choices"]
         assert [reply["text"]] == offline("a{9}", seed=1)

@@ -308,9 +308,9 @@ def test_the_padding_of_a_model_reaches_samplers_by_confidence(tmp_path: Path) -
         settings = samplers.SamplingSettings(sampler=sampler, options=options)
         return getattr(samplers.SamplingRun.of(loaded, settings).sampler, "pad", None)
 
-    records = loaded._replace(tokenizer=padded, config=lines, model=model)
+    records = replace(loaded, tokenizer=padded, config=lines, model=model)
     assert records.learned_pad == padded.pad == 256
     assert [pad(records, name) for name in ("confidence", "entropy", "first-hitting")] == [256, 256, None]
     assert pad(records, "confidence", pad=-1) == -1
     assert pad(loaded, "confidence") == -1
-    assert pad(loaded._replace(config=lines), "confidence") == -1
+    assert pad(replace(loaded, config=lines), "confidence") == -1

@@ -85,7 +85,7 @@ def corpora(
             config = replace(config, data=replace(config.data, sources=[data]))
         else:
             require_sources(config, loaded.folder, advice)
-        yield evaluation.validation_corpus(prepare_data(config), loaded._replace(config=config))
+        yield evaluation.validation_corpus(prepare_data(config), replace(loaded, config=config))
     else:
         assert data is not None
         yield evaluation.read_corpus(data, protocol, loaded, dataset[0] if dataset else None, column, encoding)

@@ -100,7 +100,7 @@ def build_guided_model(loaded: "LoadedModel", label: str | None, guidance: float
         )
     if label is None and guidance != 1:
         raise ValueError(f"guidance is {guidance}, and there is no label to guide to; give one, or leave guidance out")
-    conditional = loaded.with_label(label)
+    conditional = loaded if label is None else loaded.with_label(label)
     if guidance in (0, 1):
         return (conditional if guidance else loaded).model
     if isinstance(conditional.model, CausalModel):
