@@ -106,14 +106,14 @@ def test_a_client_that_does_not_read_its_stream_ends_it(monkeypatch: pytest.Monk
     steps = [Step(k, 0.5, k, 9, [Edit(place, 0) for place in range(30)]) for k in range(4)]
 
     async def cancels_at(read: int) -> int:
-        inbox = server_module._Inbox()
-        inbox.job = Job([], 0.0, inbox.put)
+        inbox = server_module.Inbox()
+        inbox.work = Job([], 0.0, inbox.put)
         for number, step in enumerate(steps):
             inbox.put(0, step)
             await asyncio.sleep(0)
             if number < read:
                 await inbox.get()
-            if inbox.job.canceled:
+            if inbox.work.canceled:
                 return number
         return len(steps)
 

@@ -13,12 +13,12 @@ from starlette.exceptions import HTTPException
 from sedd import __version__
 from sedd.loading import LoadedModel
 from sedd.serve import schema
-from sedd.serve.engine import Engine
-from sedd.serve.guard import Guard, error_body
+from sedd.serve.engine import Engine, Overloaded
+from sedd.serve.guard import Guard, RequestError
 from sedd.serve.limits import Limits
 from sedd.serve.metrics import Metrics
 from sedd.serve.page import add_page
-from sedd.serve.server import RequestError, Server
+from sedd.serve.server import Server
 
 ERRORS: dict[int | str, dict[str, Any]] = {
     400: {"description": "The request is refused, and why"},
@@ -46,9 +46,7 @@ def build_app(
     """Build the application that serves a model; its lifespan starts and stops the engine.
 
     Args:
-        loaded: The model.
-        name: Its id in requests and replies.
-        limits: Limits on queue, time and requests.
+        name: The model's id in requests and replies.
         keys: API keys; empty: none is needed.
         hosts: Names under which the server may be addressed; None: any.
     """
@@ -64,30 +62,27 @@ def build_app(
         yield
         await asyncio.to_thread(engine.stop)
 
-    app = FastAPI(title="sedd", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
+    app = _App(title="sedd", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.add_middleware(Guard, metrics=metrics, max_body=limits.body, keys=keys, hosts=hosts)
     app.state.engine = engine
-    _add_error_handlers(app)
+    errors = RequestError, Overloaded, TimeoutError, InterruptedError, HTTPException, RequestValidationError, ValueError
+    for kind in errors:
+        app.add_exception_handler(kind, _answer_error)
     _add_routes(app, Server(loaded, name, limits, metrics, engine))
     add_page(app)
-    _declare_statuses(app)
     return app
 
 
-def _declare_statuses(app: FastAPI) -> None:
-    """Leave status 422 out of the OpenAPI document: FastAPI declares it for every body; refusals here have 400."""
-    generate = app.openapi
-
-    def openapi() -> dict[str, Any]:
-        document = generate()
+class _App(FastAPI):
+    def openapi(self) -> dict[str, Any]:
+        """Leave out status 422, which FastAPI declares for every body; here such errors have 400."""
+        document = super().openapi()
         for operations in document["paths"].values():
             for operation in operations.values():
                 operation["responses"].pop("422", None)
         for name in ("HTTPValidationError", "ValidationError"):
-            document.get("components", {}).get("schemas", {}).pop(name, None)
+            document["components"]["schemas"].pop(name, None)
         return document
-
-    app.openapi = openapi  # type: ignore[method-assign]
 
 
 def _add_routes(app: FastAPI, server: Server) -> None:
@@ -122,13 +117,13 @@ def _add_routes(app: FastAPI, server: Server) -> None:
     async def completions(request: schema.CompletionRequest, http: Request) -> Response:
         """Generate text after a prompt, or between a prompt and a suffix."""
         server.check_model(request.model)
-        return await server.fill(http, request, await server.prepare(server.texts.completion, request), "cmpl")
+        return await server.fill(http, request, await server.prepare(http, server.texts.completion, request), "cmpl")
 
     @app.post("/v1/infill", responses=REPLIES)
     async def infill(request: schema.InfillRequest, http: Request) -> Response:
         """Fill the gaps of templates: {8} is a gap of eight tokens."""
         server.check_model(request.model)
-        return await server.fill(http, request, await server.prepare(server.texts.infill, request), "infill")
+        return await server.fill(http, request, await server.prepare(http, server.texts.infill, request), "infill")
 
     @app.post("/v1/score", responses=ERRORS)
     async def score(request: schema.ScoreRequest, http: Request) -> dict[str, Any]:
@@ -137,38 +132,37 @@ def _add_routes(app: FastAPI, server: Server) -> None:
         return await server.score(http, request)
 
     @app.post("/v1/tokenize", responses=ERRORS)
-    async def tokenize(request: schema.TokenizeRequest) -> Response:
+    async def tokenize(request: schema.TokenizeRequest, http: Request) -> Response:
         """The tokens of a text."""
-        return JSONResponse({"tokens": await server.prepare(server.texts.tokens, request.text)})
+        return JSONResponse({"tokens": await server.prepare(http, server.texts.tokens, request.text)})
 
 
-def _add_error_handlers(app: FastAPI) -> None:
-    @app.exception_handler(RequestError)
-    async def request_error(request: Request, error: RequestError) -> JSONResponse:
-        body = error_body(str(error), error.code, status=error.status)
-        return JSONResponse(body, error.status, error.headers)
-
-    @app.exception_handler(ValueError)
-    async def value_error(request: Request, error: ValueError) -> JSONResponse:
-        return JSONResponse(error_body(_shorten(str(error)), "invalid_request"), 400)
-
-    @app.exception_handler(HTTPException)
-    async def http_error(request: Request, error: HTTPException) -> JSONResponse:
-        message = f"{error.detail}: {request.method} {request.url.path}"
-        return JSONResponse(error_body(message, None, status=error.status_code), error.status_code, error.headers)
-
-    @app.exception_handler(RequestValidationError)
-    async def validation_error(request: Request, error: RequestValidationError) -> JSONResponse:
-        first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"][1:] if isinstance(part, str)) or None
-        message = "the body is not JSON" if first["type"] == "json_invalid" else first["msg"]
-        if first["type"] == "value_error":
-            message = str(first["ctx"]["error"])
-        if first["type"] == "extra_forbidden":
-            message = f"unknown field {field}; leave it out"
-        elif field:
-            message = f"{field}: {message}"
-        return JSONResponse(error_body(_shorten(message), "invalid_request", field and _shorten(field)), 400)
+async def _answer_error(request: Request, error: Exception) -> Response:
+    """Reply to an error in OpenAI's format."""
+    match error:
+        case RequestError():
+            return error.reply()
+        case Overloaded():
+            return RequestError("overloaded", str(error), {"retry-after": str(error.retry_after)}).reply()
+        case TimeoutError():
+            return RequestError("deadline_exceeded", str(error)).reply()
+        case InterruptedError():
+            return RequestError("canceled", str(error)).reply()
+        case HTTPException():  # there is no such route, or not with this method
+            message = f"{error.detail}: {request.method} {request.url.path}"
+            return RequestError(None, message, error.headers, status=error.status_code).reply()
+        case RequestValidationError():
+            first = error.errors()[0]
+            field = ".".join(str(part) for part in first["loc"][1:] if isinstance(part, str)) or None
+            message = "the body is not JSON" if first["type"] == "json_invalid" else first["msg"]
+            if first["type"] == "value_error":
+                message = str(first["ctx"]["error"])
+            if first["type"] == "extra_forbidden":
+                message = f"unknown field {field}; leave it out"
+            elif field:
+                message = f"{field}: {message}"
+            return RequestError("invalid_request", _shorten(message), param=field and _shorten(field)).reply()
+    return RequestError("invalid_request", _shorten(str(error))).reply()
 
 
 def _shorten(message: str) -> str:

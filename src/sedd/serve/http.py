@@ -6,7 +6,6 @@ uvicorn with the parser h11. uvicorn has no deadline for headers and no cap on c
 import asyncio
 import contextlib
 import errno
-import json
 import resource
 import signal
 import socket
@@ -20,16 +19,16 @@ import uvicorn
 from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from sedd.serve.guard import error_body
+from sedd.serve.guard import RequestError
 from sedd.serve.limits import Limits
 from sedd.terminal import warn
 
 ACCEPTED, WAITING = 16, 1024
 """Connections that are accepted in one turn of the event loop, and those that the system lets wait for it."""
 REFUSED, REFUSED_SECONDS = 64, 1.0
-"""Refused connections that may stay open until their clients have read why, and for how long."""
+"""Rejected connections that may stay open until their clients have read why, and for how long."""
 RESERVED = 64 + 4 * ACCEPTED + REFUSED
-"""Files that are open beside connections: the process's own, and connections that are not counted yet, or no more."""
+"""Files other than connections: the process's own, and connections that are not counted yet, or no more."""
 UNREAD_SECONDS = 30
 """Time after which a connection is closed whose client reads nothing of what was sent."""
 PROBE_SECONDS, MOST_PROBE_SECONDS = 0.1, 5.0
@@ -46,27 +45,17 @@ def most_connections(wanted: int, files: int) -> int:
     return wanted if files == resource.RLIM_INFINITY else max(1, min(wanted, max(files - RESERVED, files // 4)))
 
 
-@final
-class Room:
-    """What the connections of a server share.
+class Connection(H11Protocol):
+    """A connection; those of a server share what is idle and what was rejected.
 
-    Args:
-        limits: Their number, and the time for headers.
+    At the limit, a new connection closes the one that has been idle for longest.
     """
 
-    def __init__(self, limits: Limits) -> None:
-        self.most = most_connections(limits.connections, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
-        self.header_seconds = limits.header_seconds
-        self.idle: dict[Connection, asyncio.TimerHandle] = {}
-        """Connections without a request, in the order in which they began to wait for one, and their deadlines."""
-        self.refused: set[Connection] = set()
-
-
-class Connection(H11Protocol):
-    """A connection. At the limit, a new connection closes the one that has been idle for longest."""
-
-    room: Room
-    is_refused = False
+    most: int  # those of a server
+    header_seconds: float
+    idle: "dict[Connection, asyncio.TimerHandle]"
+    """Those without a request, in the order in which they began to wait for one, and their deadlines."""
+    refused: "set[Connection]"
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start to wait for a request; make room."""
@@ -75,23 +64,20 @@ class Connection(H11Protocol):
         if own is not None and hasattr(socket, "TCP_USER_TIMEOUT"):
             own.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * UNREAD_SECONDS)
         self._wait_or_not()
-        if len(self.connections) > self.room.most and self.room.idle:
-            next(iter(self.room.idle)).give_up(503, "too many connections are open; try again", "overloaded")
+        if len(self.connections) > self.most and self.idle:
+            next(iter(self.idle)).give_up(503, "too many connections are open; try again", "overloaded")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the connection."""
         super().connection_lost(exc)
         self._forget()
-        self.room.refused.discard(self)
+        self.refused.discard(self)
 
     def data_received(self, data: bytes) -> None:
-        """Parse what has arrived."""
-        if not self.is_refused:
+        if self not in self.refused:
             super().data_received(data)
             self._wait_or_not()
 
     def on_response_complete(self) -> None:
-        """Wait for the next request."""
         super().on_response_complete()
         self._wait_or_not()
 
@@ -103,13 +89,12 @@ class Connection(H11Protocol):
         """Set the deadline of a request that has not arrived; none while one is answered."""
         if self._answers or self.transport.is_closing():
             self._forget()
-        elif self not in self.room.idle:
-            seconds = self.room.header_seconds
-            reason = f"the headers did not arrive within {seconds:g} s"
-            self.room.idle[self] = self.loop.call_later(seconds, self.give_up, 408, reason, "timeout")
+        elif self not in self.idle:
+            reason = f"the headers did not arrive within {self.header_seconds:g} s"
+            self.idle[self] = self.loop.call_later(self.header_seconds, self.give_up, 408, reason, "timeout")
 
     def _forget(self) -> None:
-        if timer := self.room.idle.pop(self, None):
+        if timer := self.idle.pop(self, None):
             timer.cancel()
 
     def give_up(self, status: int, message: str, code: str) -> None:
@@ -120,28 +105,23 @@ class Connection(H11Protocol):
         has_begun = bool(self.conn.trailing_data[0])
         if not has_begun and (self.cycle or status == 408):
             self.transport.close()
-        elif len(self.room.refused) >= REFUSED:
+            return
+        if len(self.refused) >= REFUSED:
             self.transport.abort()
-        else:
-            self._refuse(status, json.dumps(error_body(message, code, status=status)).encode())
-
-    def _refuse(self, status: int, body: bytes) -> None:
-        """Send an error; close when the client has, or soon: closing at once would reset what it has not read."""
-        self.is_refused = True
-        self.room.refused.add(self)
-        fields = {"content-type": "application/json", "content-length": str(len(body)), "connection": "close"}
-        fields |= {"retry-after": "1"} if status == 503 else {}
-        headers = [*self.server_state.default_headers, *((k.encode(), v.encode()) for k, v in fields.items())]
-        reply = h11.Response(status_code=status, headers=headers)
-        for event in (reply, h11.Data(data=body), h11.EndOfMessage()):
+            return
+        self.refused.add(self)
+        headers = {"connection": "close"} | ({"retry-after": "1"} if status == 503 else {})
+        reply = RequestError(code, message, headers, status=status).reply()
+        start = h11.Response(status_code=status, headers=[*self.server_state.default_headers, *reply.raw_headers])
+        for event in (start, h11.Data(data=bytes(reply.body)), h11.EndOfMessage()):
             self.transport.write(self.conn.send(event) or b"")
         self.transport.write_eof()
-        self.loop.call_later(REFUSED_SECONDS, self.transport.close)
+        self.loop.call_later(REFUSED_SECONDS, self.transport.close)  # at once would reset what has not been read
 
     # A client that has closed its side ---------------------------------------------------------------------
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """Return whether the connection stays open: a client that has sent its request may close its side."""
+        """Keep the connection open: a client that has sent its request may close its side."""
         if not self._answers or self.cycle.more_body or self.scope["http_version"] != "1.1":
             return False
         self.cycle.keep_alive = False
@@ -161,18 +141,14 @@ class Connection(H11Protocol):
 
 @final
 class HttpServer(uvicorn.Server):
-    """A server that SIGTERM, SIGHUP and Ctrl-C end when all is answered, and a second Ctrl-C at once.
-
-    Args:
-        app: The application that `build_app` returns.
-        limits: Its limits.
-    """
+    """A server that SIGTERM, SIGHUP and Ctrl-C end when all is answered, and a second Ctrl-C at once."""
 
     def __init__(self, app: FastAPI, limits: Limits) -> None:
-        protocol = type("Connection", (Connection,), {"room": Room(limits)})
+        most = most_connections(limits.connections, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+        shared = {"most": most, "header_seconds": limits.header_seconds, "idle": {}, "refused": set()}
         config = uvicorn.Config(
             app,
-            http=protocol,
+            http=type("Connection", (Connection,), shared),
             loop="asyncio",
             ws="none",
             log_level="error",
@@ -183,13 +159,11 @@ class HttpServer(uvicorn.Server):
         )
         super().__init__(config)
         self.engine = app.state.engine
-        self.is_forced = False
-        """Whether requests were canceled by a second Ctrl-C."""
+        self.is_forced = False  # whether requests were canceled by a second Ctrl-C
         self._loop: asyncio.AbstractEventLoop | None = None
         self._quiet_until = 0.0
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start to accept connections."""
         self._loop = asyncio.get_running_loop()
         self._loop.set_exception_handler(self._on_error)
         await super().startup(sockets)
@@ -209,19 +183,15 @@ class HttpServer(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Handle the signals that end the server."""
-        if threading.current_thread() is not threading.main_thread():  # the only thread that may
+        """Handle SIGHUP too, unless it is ignored, as nohup sets it."""
+        with super().capture_signals():
+            in_main = threading.current_thread() is threading.main_thread()  # the only thread that may
+            before = signal.getsignal(signal.SIGHUP)
+            if in_main and before is not signal.SIG_IGN:
+                signal.signal(signal.SIGHUP, self.handle_exit)
             yield
-            return
-        numbers = [signal.SIGTERM, signal.SIGINT]
-        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup sets it
-            numbers.append(signal.SIGHUP)
-        before = {number: signal.signal(number, self.handle_exit) for number in numbers}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+            if in_main:
+                signal.signal(signal.SIGHUP, before)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """End when all is answered; at the second Ctrl-C, cancel what is not. A third one kills the process."""

@@ -12,33 +12,22 @@ TOKENS_PER_ROW = 2**14
 class Limits:
     """Limits of a server."""
 
-    slots: int = 32
-    """Rows that are filled at the same time."""
-    queue: int = 256
-    """Rows that may wait."""
-    timeout: float = 120.0
-    """Seconds within which a request is answered; a request may set a shorter time."""
-    rows: int = 64
-    """Rows of one request: prompts times n."""
+    slots: int = 32  # rows that are filled at the same time
+    queue: int = 256  # rows that may wait
+    timeout: float = 120.0  # seconds within which a request is answered; a request may set a shorter time
+    rows: int = 64  # rows of one request: prompts times n
     steps: int = 1024
-    draws: int = 256
-    """Monte Carlo draws per text of a likelihood."""
-    body: int = 2**20
-    """Bytes of a request's body."""
-    connections: int = 512
-    """Open connections; fewer where the process may not open so many files."""
-    header_seconds: float = 10.0
-    """Seconds within which the headers of a request must have arrived."""
+    draws: int = 256  # Monte Carlo draws per text of a likelihood
+    body: int = 2**20  # bytes of a request's body
+    connections: int = 512  # open connections; fewer where the process may not open so many files
+    header_seconds: float = 10.0  # seconds within which the headers of a request must have arrived
     same_shape: bool = False
     """Pad every forward pass to the same number of rows: replies then have the same bits at any load."""
 
     def __post_init__(self) -> None:
-        for name in ("slots", "queue", "rows", "steps", "draws", "body", "connections"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be 1 or more")
-        for name in ("timeout", "header_seconds"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be above 0 seconds")
+        for name, value in vars(self).items():
+            if name != "same_shape" and not value > 0:
+                raise ValueError(f"{name} is {value}; it must be above 0")
 
     @property
     def tokens(self) -> int:
