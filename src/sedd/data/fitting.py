@@ -1,12 +1,21 @@
-"""Fit a tokenizer to the beginning of the data, which training sees; held-out text stays unseen."""
+"""Look at data before it is prepared: fit a tokenizer to it, and count the tokens of its records."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
+from typing import NamedTuple, final
 
-from sedd.data.readers import read_documents
+import numpy as np
+
+from sedd.data.index import Index, is_prepared
+from sedd.data.readers import TextOrIds, expand_sources, read_chunks, read_documents
 from sedd.data.text_file import UTF8, TextEncoding
 from sedd.tokenizer import Tokenizer, build_tokenizer
+from sedd.tokenizer.base import utf8
+
+MAX_USUAL = 0.75
+"""A length that leaves out long records is named if it is at most this share of the longest."""
 
 
 def fit_tokenizer(
@@ -17,7 +26,9 @@ def fit_tokenizer(
     encoding: TextEncoding = UTF8,
     fraction: float = 1.0,
 ) -> Tokenizer:
-    """Build the tokenizer called ``spec``, fitted to ``sources`` if it has to be.
+    """Build the tokenizer called ``spec``, fitted to the beginning of ``sources`` if it has to be.
+
+    Training sees that part, and held-out text stays unseen.
 
     Args:
         spec: As for `tokenizer.build_tokenizer`.
@@ -30,17 +41,88 @@ def fit_tokenizer(
     def read() -> Iterator[str]:
         return read_documents(sources, column, packing, encoding)
 
-    return build_tokenizer(spec, lambda: read() if fraction == 1 else _beginning(read, fraction, packing == "lines"))
-
-
-def _beginning(read: Callable[[], Iterator[str]], fraction: float, by_record: bool) -> Iterator[str]:
-    """Yield the first ``fraction`` of the records, or of the characters of a text that comes in pieces."""
-    if by_record:
-        yield from islice(read(), max(1, int(fraction * sum(1 for _ in read()))))
-        return
-    rest = max(1, int(fraction * sum(map(len, read()))))
-    for text in read():
-        yield text[:rest]
-        rest -= len(text)
-        if rest <= 0:
+    def beginning() -> Iterator[str]:
+        if packing == "lines":
+            yield from islice(read(), max(1, int(fraction * sum(1 for _ in read()))))
             return
+        rest = max(1, int(fraction * sum(map(len, read()))))
+        for text in read():
+            yield text[:rest]
+            rest -= len(text)
+            if rest <= 0:
+                return
+
+    return build_tokenizer(spec, read if fraction == 1 else beginning)
+
+
+@final
+class RecordLengths(NamedTuple):
+    """The number of records, and the tokens of the shortest and of the longest; of prepared data the longest alone."""
+
+    records: int
+    shortest: int | None
+    longest: int
+    padding: float = 0.0
+    """Share of padding in sequences as long as the longest record."""
+    usual: int = 0
+    """The length that 99 % of the records do not exceed; 0 if unknown."""
+    longer: int = 0
+    """Number of records above it."""
+
+    def advice(self) -> str:
+        """Return what share is padding, and which length leaves out few records."""
+        share = f", {self.padding:.0%} of them padding" if self.padding else ""
+        if not 0 < self.usual <= MAX_USUAL * self.longest:
+            return f"{share}; --seq-len sets another length"
+        return f"{share}; --seq-len {self.usual} leaves out {self.longer:,} longer records"
+
+    def __str__(self) -> str:
+        if self.shortest == self.longest:
+            return f"{self.records:,} records of {self.longest} tokens each"
+        span = "up to" if self.shortest is None else f"{self.shortest} to"
+        return f"{self.records:,} records of {span} {self.longest} tokens"
+
+
+def scan_record_lengths(
+    sources: Sequence[str],
+    tokenizer: str,
+    column: str | None = None,
+    encoding: str = "utf-8",
+    fraction: float = 1.0,
+) -> RecordLengths:
+    """Count the tokens of every record of ``sources``, one per line or row.
+
+    Args:
+        sources: Files, folders, ``hf:NAME``, or one prepared folder, whose index has the length.
+        tokenizer: As for `fit_tokenizer`; one that must be fitted, other than to characters, is fitted.
+        column: The column of a table that holds the text.
+        fraction: The part of the records that the tokenizer is fitted to.
+    """
+    if len(sources) == 1 and is_prepared(sources[0]):
+        index = Index.read(Path(sources[0]))
+        equal = index.length is not None and index.tokens == index.records * index.length
+        return RecordLengths(index.records, index.length if equal else None, int(index.length or 0))
+    text_encoding = TextEncoding.for_tokenizer(tokenizer, encoding)
+    count = _counter(tokenizer, lambda: fit_tokenizer(tokenizer, sources, column, "lines", text_encoding, fraction))
+    counts: Counter[int] = Counter()
+    for chunk in read_chunks(expand_sources(sources), column, "lines", encoding=text_encoding):
+        counts.update(filter(None, map(count, chunk.texts)))
+    if not counts:
+        raise ValueError(f"{', '.join(sources)} holds no record; name a source that does")
+    lengths = sorted(counts)
+    up_to = np.cumsum([counts[length] for length in lengths])
+    records, longest = int(up_to[-1]), lengths[-1]
+    place = int(np.searchsorted(up_to, 0.99 * records))
+    padding = 1 - sum(length * number for length, number in counts.items()) / (records * longest)
+    return RecordLengths(records, lengths[0], longest, padding, lengths[place], records - int(up_to[place]))
+
+
+def _counter(tokenizer: str, build: Callable[[], Tokenizer]) -> Callable[[TextOrIds], int]:
+    """Return a function from a text to its number of tokens; characters and bytes are counted without encoding."""
+    match tokenizer:
+        case "chars":
+            return len
+        case "bytes":
+            return lambda text: len(utf8(text, keeps_bytes=True) if isinstance(text, str) else text)
+    built = build()
+    return lambda text: len(built.encode(text) if isinstance(text, str) else text)

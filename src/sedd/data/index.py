@@ -3,36 +3,27 @@
 import hashlib
 import json
 import os
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from io import BufferedIOBase
 from pathlib import Path
-from typing import Any, NamedTuple, final
+from typing import Any, final
 
 from sedd.files import read_json
-from sedd.schema import check_fields
+from sedd.schema import from_dict
 
 FORMAT = 2
 INDEX = "index.json"
 LENGTHS = "lengths.bin"
 LABELS = "labels.bin"
-DTYPES = ("<u2", "<u4")
-FIELD_TYPES: dict[str, Any] = {
-    **dict.fromkeys(("format", "vocab_size", "tokens", "records", "characters", "bytes"), int),
-    **dict.fromkeys(("packing", "dtype", "tokenizer", "sha256"), str),
-    **dict.fromkeys(("pad", "lengths"), str | None),
-    "length": int | None,
-    "shards": list[dict[str, Any]],
-    "labels": dict[str, Any] | None,
-    "fitted": int | None,
-}
-OPTIONAL = {"labels", "fitted"}
-SHARD_TYPES = {"name": str, "tokens": int, "sha256": str}
-LABEL_TYPES = {"names": list[str], "sha256": str}
+WIDTHS = {"<u2": 2, "<u4": 4}
+"""Bytes of a token id of each dtype."""
 PREPARE_AGAIN = "remove the folder and prepare the data again"
 
 
 @final
-class Shard(NamedTuple):
+@dataclass(frozen=True)
+class Shard:
     """A file of token ids."""
 
     name: str
@@ -41,10 +32,11 @@ class Shard(NamedTuple):
 
 
 @final
-class Labels(NamedTuple):
+@dataclass(frozen=True)
+class Labels:
     """The label names of a dataset; each record stores the index of its label."""
 
-    names: tuple[str, ...]
+    names: list[str]
     sha256: str  # of labels.bin
 
 
@@ -64,7 +56,7 @@ class Index:
     length: int | None  # of a record with its padding; None if packed
     pad: str | None  # model, ignore, or None if no record is padded
     tokenizer: str  # its fingerprint
-    shards: tuple[Shard, ...]
+    shards: list[Shard]
     lengths: str | None  # SHA-256 of lengths.bin; None if packed
     sha256: str  # of all other fields
     labels: Labels | None = None  # not stored if there are none
@@ -72,29 +64,43 @@ class Index:
 
     @staticmethod
     def read(folder: Path) -> "Index":
-        """Read the index of ``folder`` and check its hash."""
+        """Read the index of ``folder`` and check it: its author may be anyone."""
         path = folder / INDEX
         try:
             found = read_json(path)
             if isinstance(found, dict) and found.get("format") != FORMAT:
                 raise ValueError(f"its format is {found.get('format')}, and this version reads format {FORMAT}")
-            _check_types(found)
-            shards = tuple(Shard(**shard) for shard in found["shards"])
-            labels = Labels(tuple(found["labels"]["names"]), found["labels"]["sha256"]) if "labels" in found else None
-            index = Index(**{**found, "shards": shards, "labels": labels})
+            index = from_dict(Index, found)
+            if index.sha256 != index.content_hash():
+                raise ValueError("its SHA-256 does not match")
+            index._check_values()
         except OSError as error:
             raise ValueError(
                 f"{folder} is not a prepared dataset ({INDEX}: {error.strerror}); make it with sedd data prepare"
             ) from None
-        except (ValueError, TypeError, KeyError) as error:
-            raise ValueError(f"{path} is damaged: {error}; {PREPARE_AGAIN}") from None
-        if index.sha256 != index.content_hash():
-            raise ValueError(f"{path} is damaged: its SHA-256 does not match; {PREPARE_AGAIN}")
-        try:
-            _check_values(index)
-        except ValueError as error:
+        except (ValueError, TypeError) as error:  # a TypeError: of a missing field
             raise ValueError(f"{path} is damaged: {error}; {PREPARE_AGAIN}") from None
         return index
+
+    def _check_values(self) -> None:
+        """Reject values that contradict each other, or that `prepare` never writes."""
+        names = [shard.name for shard in self.shards]
+        if names != [shard_name(number) for number in range(len(names))]:
+            raise ValueError(f"its shards are {', '.join(names)[:80]!r}; they are called {shard_name(0)!r} and so on")
+        sizes = [shard.tokens for shard in self.shards]
+        is_packed = self.packing == "packed"
+        if (
+            self.dtype not in WIDTHS
+            or self.packing not in ("packed", "lines")
+            or self.pad not in (None, "model", "ignore")
+            or min(self.tokens, self.records, self.characters, self.bytes, *sizes) < 0
+            or not 1 <= self.vocab_size < 2**32
+            or sum(sizes) != self.tokens
+            or (self.lengths is None) != is_packed
+            or (self.length is None) != is_packed
+            or (self.length or 1) < 1
+        ):
+            raise ValueError("its values contradict each other")
 
     def content_hash(self) -> str:
         """Return the SHA-256 of all other fields, which include the hashes of the shards and so cover every token."""
@@ -106,47 +112,23 @@ class Index:
             file.write((json.dumps(self._plain(), indent=1) + "\n").encode())
             close_durably(file)
 
+    def files(self) -> Iterator[tuple[str, int, str]]:
+        """Yield the name, the size in bytes and the SHA-256 of each file."""
+        for shard in self.shards:
+            yield shard.name, WIDTHS[self.dtype] * shard.tokens, shard.sha256
+        if self.lengths:
+            yield LENGTHS, 4 * self.records, self.lengths
+        if self.labels:
+            yield LABELS, 2 * self.records, self.labels.sha256
+
     def _plain(self) -> dict[str, Any]:
-        plain = {**asdict(self), "shards": [shard._asdict() for shard in self.shards]}
-        plain |= {"labels": self.labels._asdict()} if self.labels else {}
-        return {name: value for name, value in plain.items() if value is not None or name not in OPTIONAL}
+        found = asdict(self).items()
+        return {name: value for name, value in found if value is not None or name not in ("labels", "fitted")}
 
 
 def shard_name(number: int) -> str:
     """Return the name of the file of a shard."""
     return f"tokens-{number:05d}.bin"
-
-
-def _check_types(found: Any) -> None:
-    """Refuse an index with fields of other types than `prepare` writes: its author may be anyone."""
-    check_fields("it", found, FIELD_TYPES, required=set(FIELD_TYPES) - OPTIONAL, closed=True)
-    for shard in found["shards"]:
-        check_fields("a shard", shard, SHARD_TYPES, required=SHARD_TYPES, closed=True)
-    if found.get("labels") is not None:
-        check_fields(
-            "labels", found["labels"], {"names": list[str], "sha256": str}, required=("names", "sha256"), closed=True
-        )
-
-
-def _check_values(index: "Index") -> None:
-    """Refuse values that contradict each other, or that `prepare` never writes."""
-    names = [shard.name for shard in index.shards]
-    if names != [shard_name(number) for number in range(len(names))]:
-        raise ValueError(f"its shards are {', '.join(names)[:80]!r}; they are called {shard_name(0)!r} and so on")
-    sizes = [shard.tokens for shard in index.shards]
-    is_packed = index.packing == "packed"
-    if (
-        index.dtype not in DTYPES
-        or index.packing not in ("packed", "lines")
-        or index.pad not in (None, "model", "ignore")
-        or min(index.tokens, index.records, index.characters, index.bytes, *sizes) < 0
-        or not 1 <= index.vocab_size < 2**32
-        or sum(sizes) != index.tokens
-        or (index.lengths is None) != is_packed
-        or (index.length is None) != is_packed
-        or (index.length or 1) < 1
-    ):
-        raise ValueError("its values contradict each other")
 
 
 def is_prepared(folder: str | Path) -> bool:

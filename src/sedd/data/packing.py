@@ -1,6 +1,5 @@
 """Fixed-length token blocks of a prepared dataset, and the order in which training visits them."""
 
-import hashlib
 import math
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -10,7 +9,8 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from sedd.data.index import LABELS, LENGTHS, PREPARE_AGAIN, Index
-from sedd.tokenizer import Integers, Tokenizer, load_tokenizer
+from sedd.files import sha256
+from sedd.tokenizer import Integers, load_tokenizer
 
 SPLITS = ("train", "validation", "all")
 COUNTED = 1 << 22
@@ -22,12 +22,6 @@ class TokenBlocks:
     """Blocks of ``length`` tokens: consecutive windows of a packed stream, or padded records of a lines dataset.
 
     The last ``val_fraction`` of the blocks, at least one, is the validation split; the rest is the training split.
-
-    Args:
-        folder: A prepared folder; `open` reads what follows from it.
-        length: Tokens per block; None: that of the records.
-        split: One of `SPLITS`.
-        val_fraction: The fraction of the blocks that is the validation split.
     """
 
     @staticmethod
@@ -42,50 +36,64 @@ class TokenBlocks:
         """Open a prepared folder.
 
         Args:
-            length: Tokens per block; None: that of the records.
+            length: Tokens per block; None: as many as the records have.
             split: One of `SPLITS`.
             val_fraction: The fraction of the blocks that is the validation split.
             name: What messages call the data, where the folder is one of the cache; by default the folder.
         """
-        folder = Path(folder)
-        index = Index.read(folder)
-        tokenizer = load_tokenizer(folder)
-        if tokenizer.fingerprint() != index.tokenizer:
-            raise ValueError(f"the tokenizer in {folder} does not match its index; {PREPARE_AGAIN}")
-        blocks = TokenBlocks(folder, index, tokenizer, length, split, val_fraction, name or str(folder))
-        if check:
-            blocks.verify()
-        return blocks
-
-    def __init__(
-        self,
-        folder: Path,
-        index: Index,
-        tokenizer: Tokenizer,
-        length: int | None,
-        split: str,
-        val_fraction: float,
-        name: str,
-    ) -> None:
         if split not in SPLITS:
             raise ValueError(f"split is {split!r}; choose one of {', '.join(SPLITS)}")
         if not 0 < val_fraction < 1:
             raise ValueError(f"val_fraction is {val_fraction}; it must lie between 0 and 1")
-        self.folder, self.index, self.tokenizer, self.vocab_size = folder, index, tokenizer, index.vocab_size
+        folder = Path(folder)
+        blocks = TokenBlocks(folder, length, name or str(folder))
+        blocks._select(split, val_fraction)
+        if check:
+            blocks.verify()
+        return blocks
+
+    def __init__(self, folder: Path, length: int | None, name: str) -> None:
+        index = Index.read(folder)
+        self.folder, self.index, self.tokenizer, self.vocab_size = (
+            folder,
+            index,
+            load_tokenizer(folder),
+            index.vocab_size,
+        )
+        if self.tokenizer.fingerprint() != index.tokenizer:
+            raise ValueError(f"the tokenizer in {folder} does not match its index; {PREPARE_AGAIN}")
         self.name, self.length = name, _block_length(name, index, length)
-        self._check_sizes()
+        for file, size, _ in index.files():
+            found = (folder / file).stat().st_size if (folder / file).exists() else 0
+            if found != size:
+                raise ValueError(f"{folder / file} is damaged: it has {found} bytes, not {size}; {PREPARE_AGAIN}")
         self._shards = [np.memmap(folder / shard.name, index.dtype, "r") for shard in index.shards]
         self._ends = np.cumsum([shard.tokens for shard in index.shards])
+        self._begins = self._ends - [shard.tokens for shard in index.shards]
         self._starts = np.zeros(0, np.int64)
         if index.packing == "lines":
             lengths = np.fromfile(folder / LENGTHS, "<u4")
             self._starts = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
             if self._starts[-1] != index.tokens:
                 raise ValueError(f"{folder / LENGTHS} is damaged: its lengths do not add up; {PREPARE_AGAIN}")
-        self.labels = index.labels.names if index.labels else ()
+        self.labels = tuple(index.labels.names) if index.labels else ()
         self._labels = np.fromfile(folder / LABELS, "<u2") if self.labels else None
-        self._split, self._val_fraction = split, val_fraction
-        self._first, self._count = self._split_range(split, val_fraction)
+
+    def _select(self, split: str, val_fraction: float) -> None:
+        """Restrict the blocks to a split."""
+        packed = self.index.packing == "packed"
+        total = self.index.tokens // self.length if packed else self.index.records
+        self._split, self._first, self._count, self._total = split, 0, total, total
+        if split == "all" and total >= 1:
+            return
+        if total < 2:
+            advice = f"at this size length may be {self.index.tokens // 2} at most" if packed else "add records"
+            raise ValueError(
+                f"{self.name} holds {self.index.tokens} tokens, {total} blocks of length {self.length}; training and "
+                f"validation need one each: {advice}"
+            )
+        held_out = min(max(1, round(total * val_fraction)), total - 1)
+        self._first, self._count = (0, total - held_out) if split == "train" else (total - held_out, held_out)
 
     def __len__(self) -> int:
         return self._count
@@ -106,7 +114,7 @@ class TokenBlocks:
         """
         if isinstance(self.tokenizer, Integers):
             return None, None
-        tokens, characters, size = self._split_text if indices is None else self._count_text(indices)
+        tokens, characters, size = self._split_text if indices is None else self._count_text(self._first + indices)
         return characters / tokens, size / tokens
 
     @property
@@ -132,22 +140,20 @@ class TokenBlocks:
         Only held-out blocks are decoded: the index holds the counts of all text, and training is the difference.
         """
         if self._split == "validation":
-            return self._count_text(np.arange(len(self)))
+            return self._count_text(np.arange(self._first, self._total))
         tokens = self.index.records * self.length if self.index.pad == "model" else self.index.tokens
         counts = tokens, self.index.characters, self.index.bytes
         if self._split == "all":
             return counts
-        held_out = TokenBlocks(
-            self.folder, self.index, self.tokenizer, self.length, "validation", self._val_fraction, self.name
-        )
-        tokens, characters, size = (a - b for a, b in zip(counts, held_out._split_text, strict=True))
+        held_out = self._count_text(np.arange(self._count, self._total))
+        tokens, characters, size = (a - b for a, b in zip(counts, held_out, strict=True))
         return tokens, characters, size
 
-    def _count_text(self, indices: Int[np.ndarray, " n"]) -> tuple[int, int, int]:
+    def _count_text(self, numbers: Int[np.ndarray, " n"]) -> tuple[int, int, int]:
         """Count the tokens of blocks that count in the loss, and the characters and bytes that they decode to."""
         counts = np.zeros(3, np.int64)
-        for part in np.array_split(indices, 1 + len(indices) * self.length // COUNTED):
-            rows, valid = self.read(part)
+        for part in np.array_split(numbers, 1 + len(numbers) * self.length // COUNTED):
+            rows, valid = self._read(part)
             text = self.tokenizer.decode_bytes(rows[valid])
             counts += valid.sum(), len(text.decode(errors="surrogateescape")), len(text)
         tokens, characters, size = counts.tolist()
@@ -159,19 +165,37 @@ class TokenBlocks:
         Returns:
             Their token ids, and a mask that is False at padding which the loss ignores.
         """
-        if indices.size and not 0 <= indices.min() <= indices.max() < len(self):
-            raise ValueError(f"block indices lie in {indices.min()}..{indices.max()}; there are 0..{len(self) - 1}")
+        if indices.size and not 0 <= indices.min() <= indices.max() < self._count:
+            raise ValueError(f"block indices lie in {indices.min()}..{indices.max()}; there are 0..{self._count - 1}")
+        return self._read(self._first + indices)
+
+    def _read(self, numbers: Int[np.ndarray, " n"]) -> tuple[Int[np.ndarray, "n length"], Bool[np.ndarray, "n length"]]:
+        """Read blocks of any split: of each shard at once what lies in it, and one by one what lies in several."""
         if self.index.packing == "packed":
-            starts = (self._first + indices) * self.length
-            rows = self._read_rows(starts, np.full(len(starts), self.length))
-            return self._check_ids(rows), np.ones(rows.shape, bool)
-        numbers = self._first + indices
-        starts, lengths = self._starts[numbers], self._starts[numbers + 1] - self._starts[numbers]
-        inside = np.arange(self.length) < lengths[:, None]
-        rows = self._read_rows(starts, lengths)
-        rows[~inside] = self.tokenizer.pad if self.index.pad == "model" else 0
-        valid = inside if self.index.pad == "ignore" else np.ones(rows.shape, bool)
-        return self._check_ids(rows), valid
+            starts, lengths = numbers * self.length, np.full(len(numbers), self.length)
+        else:
+            starts, lengths = self._starts[numbers], self._starts[numbers + 1] - self._starts[numbers]
+        rows = np.zeros((len(numbers), self.length), np.int64)
+        shard = np.searchsorted(self._ends[:-1], starts, side="right")
+        in_one = starts + lengths <= self._ends[shard]
+        for number in np.unique(shard[in_one]).tolist():
+            chosen, tokens = in_one & (shard == number), self._shards[number]
+            offsets = starts[chosen] - self._begins[number]
+            rows[chosen] = tokens[np.minimum(offsets[:, None] + np.arange(self.length), len(tokens) - 1)]
+        for i in np.flatnonzero(~in_one).tolist():
+            first, last = (np.maximum(at - self._begins, 0) for at in (starts[i], starts[i] + lengths[i]))
+            parts = [tokens[a:b] for tokens, a, b in zip(self._shards, first, last, strict=True)]
+            rows[i, : lengths[i]] = np.concatenate(parts)
+        valid = np.ones(rows.shape, bool)
+        if self.index.packing == "lines":
+            inside = np.arange(self.length) < lengths[:, None]
+            rows[~inside] = (self.tokenizer.pad or 0) if self.index.pad == "model" else 0
+            valid = inside if self.index.pad == "ignore" else valid
+        if (top := rows.max(initial=0)) >= self.vocab_size:  # the network's embedding does not check it
+            raise ValueError(
+                f"{self.name} holds token {top}, and its vocabulary has {self.vocab_size}; {PREPARE_AGAIN}"
+            )
+        return rows, valid
 
     def token_counts(self) -> list[int]:
         """Count how often each token of the vocabulary occurs in the split, ignored padding left out."""
@@ -179,16 +203,7 @@ class TokenBlocks:
         for part in np.array_split(np.arange(len(self)), 1 + len(self) * self.length // 2**22):
             rows, valid = self.read(part)
             counts += np.bincount(rows[valid], minlength=self.vocab_size)
-        found: list[int] = counts.tolist()
-        return found
-
-    def _check_ids(self, rows: Int[np.ndarray, "n length"]) -> Int[np.ndarray, "n length"]:
-        """Return rows of ids, which must be in the vocabulary: the network's embedding does not check it."""
-        if (top := rows.max(initial=0)) >= self.vocab_size:
-            raise ValueError(
-                f"{self.name} holds token {top}, and its vocabulary has {self.vocab_size}; {PREPARE_AGAIN}"
-            )
-        return rows
+        return [int(count) for count in counts]
 
     def decode(self) -> list[str]:
         """Return the text of every block."""
@@ -198,66 +213,14 @@ class TokenBlocks:
         """Return the label index of each block; ``len(labels)`` means no label."""
         if self._labels is None:
             return np.zeros(len(indices), np.int64)
-        found: np.ndarray = np.minimum(self._labels[self._first + indices].astype(np.int64), len(self.labels))
+        found: np.ndarray = np.minimum(self._labels[self._first + indices], len(self.labels), dtype=np.int64)
         return found
 
     def verify(self) -> None:
         """Raise ValueError if the content of a file does not match its SHA-256."""
-        stored = [(shard.name, shard.sha256) for shard in self.index.shards]
-        stored += [(LENGTHS, self.index.lengths)] if self.index.lengths else []
-        for name, sha256 in [*stored, *([(LABELS, self.index.labels.sha256)] if self.index.labels else [])]:
-            with (self.folder / name).open("rb") as file:
-                if hashlib.file_digest(file, "sha256").hexdigest() != sha256:
-                    raise ValueError(f"{self.folder / name} is damaged: its SHA-256 is wrong; {PREPARE_AGAIN}")
-
-    def _check_sizes(self) -> None:
-        width = np.dtype(self.index.dtype).itemsize
-        sizes = [(shard.name, shard.tokens * width) for shard in self.index.shards]
-        sizes += [(LENGTHS, self.index.records * 4)] if self.index.lengths else []
-        for name, size in [*sizes, *([(LABELS, self.index.records * 2)] if self.index.labels else [])]:
-            path = self.folder / name
-            found = path.stat().st_size if path.exists() else 0
-            if found != size:
-                raise ValueError(f"{path} is damaged: it has {found} bytes, not {size}; {PREPARE_AGAIN}")
-
-    def _split_range(self, split: str, val_fraction: float) -> tuple[int, int]:
-        """Return the index of the first block of a split, and the number of its blocks."""
-        packed = self.index.packing == "packed"
-        total = self.index.tokens // self.length if packed else self.index.records
-        if split == "all" and total >= 1:
-            return 0, total
-        if total < 2:
-            advice = f"at this size length may be {self.index.tokens // 2} at most" if packed else "add records"
-            raise ValueError(
-                f"{self.name} holds {self.index.tokens} tokens, {total} blocks of length {self.length}; training and "
-                f"validation need one each: {advice}"
-            )
-        held_out = min(max(1, round(total * val_fraction)), total - 1)
-        return (0, total - held_out) if split == "train" else (total - held_out, held_out)
-
-    def _read_rows(self, starts: Int[np.ndarray, " n"], lengths: Int[np.ndarray, " n"]) -> Int[np.ndarray, "n length"]:
-        """Read rows of the token stream, those in one shard without a loop; what follows their ends has no meaning."""
-        rows = np.zeros((len(starts), self.length), np.int64)
-        shard = np.searchsorted(self._ends[:-1], starts, side="right")
-        inside = starts + lengths <= self._ends[shard]
-        for number in np.unique(shard[inside]).tolist():
-            chosen, tokens = inside & (shard == number), self._shards[number]
-            offsets = starts[chosen] - (int(self._ends[number]) - len(tokens))
-            rows[chosen] = tokens[np.minimum(offsets[:, None] + np.arange(self.length), len(tokens) - 1)]
-        for i in np.flatnonzero(~inside).tolist():
-            self._copy(int(starts[i]), rows[i, : lengths[i]])
-        return rows
-
-    def _copy(self, start: int, row: Int[np.ndarray, " n"]) -> None:
-        """Fill ``row`` from the token stream, across shards."""
-        filled = 0
-        while filled < len(row):
-            shard = int(np.searchsorted(self._ends, start + filled, side="right"))
-            tokens = self._shards[shard]
-            offset = start + filled - (int(self._ends[shard]) - len(tokens))
-            part = tokens[offset : offset + len(row) - filled]
-            row[filled : filled + len(part)] = part
-            filled += len(part)
+        for name, _, expected in self.index.files():
+            if sha256(self.folder / name) != expected:
+                raise ValueError(f"{self.folder / name} is damaged: its SHA-256 is wrong; {PREPARE_AGAIN}")
 
 
 def _block_length(name: str, index: Index, length: int | None) -> int:

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from io import BufferedWriter
 from pathlib import Path
 from typing import Any, NamedTuple, final
 
@@ -21,7 +22,7 @@ from sedd.data.packing import TokenBlocks
 from sedd.data.readers import Chunk, Source, TextOrIds, expand_sources, has_several_documents, read_chunks
 from sedd.data.text_file import Found, TextEncoding
 from sedd.data.token_files import companions
-from sedd.schema import check_count
+from sedd.schema import check_choice, check_count
 from sedd.terminal import warn
 from sedd.tokenizer import BPE, Ids, Integers, Tokenizer
 from sedd.tokenizer.base import utf8
@@ -71,26 +72,28 @@ def prepare(
         workers: Chunks encoded in parallel, by default one per core; the result does not depend on it.
         on_progress: Called with the bytes read so far and in total.
     """
-    _check(packing, length, pad, label, workers)
-    expanded, text_encoding = expand_sources(sources), TextEncoding.for_tokenizer(tokenizer, encoding)
-    out = Path(out)
-    total = sum(source.size for source in expanded)
-    encoder = _Encoder(
-        tokenizer.with_specials(eos=packing == "packed" and has_several_documents(expanded), pad=False),
-        packing,
-        length,
-        labelled=label is not None,
-    )
+    check_choice("packing", packing, PACKING)
+    if pad is not None and pad not in PADS:
+        raise ValueError(f"pad is {pad!r}; choose one of {', '.join(PADS)}, or leave it out")
+    for name, value in (("pad", pad), ("length", length), ("label", label)):
+        if packing == "packed" and value is not None:
+            raise ValueError(
+                f"{name} was given, but it applies to packing lines only; leave it out, or choose packing lines"
+            )
+    if length is not None and length < 1:
+        raise ValueError(f"length is {length}; a record needs 1 token or more")
+    if workers is not None:
+        check_count("workers", workers, most=2**10)
+    expanded, text_encoding, found = expand_sources(sources), TextEncoding.for_tokenizer(tokenizer, encoding), Found()
+    total, out = sum(source.size for source in expanded), Path(out)
+    tokenizer = tokenizer.with_specials(eos=packing == "packed" and has_several_documents(expanded), pad=False)
+    encoder = _Encoder(tokenizer, packing, length)
     try:
-        with (
-            files.atomic_folder(out) as folder,
-            contextlib.closing(_DatasetWriter(folder, encoder)) as writer,
-        ):
+        with files.atomic_folder(out) as folder, _DatasetWriter(folder, encoder) as writer:
             files.require_empty_folder(out)
-            found = Found()
             chunks = enumerate(read_chunks(expanded, column, packing, label, text_encoding, found))
             for encoded in _in_order(encoder, chunks, workers or _cores()):
-                writer.add(encoded)
+                writer.add(encoded, labelled=label is not None)
                 if on_progress is not None:
                     on_progress(encoded.done, total)
             index = writer.finish(pad, fraction)
@@ -118,15 +121,9 @@ def prepare_cached(
     make: Callable[[], Tokenizer],
     *,
     cache: Path,
-    packing: str = "packed",
-    length: int | None = None,
-    pad: str | None = None,
-    column: str | None = None,
-    label: str | None = None,
-    encoding: str = "utf-8",
-    fraction: float = 1.0,
     workers: int | None = None,
     on_progress: OnBytesRead | None = None,
+    **options: Any,
 ) -> Path:
     """Return the folder in ``cache`` with ``sources`` prepared by these options, preparing it if it is missing.
 
@@ -138,43 +135,31 @@ def prepare_cached(
     Args:
         sources: Files, folders or ``hf:NAME``.
         spec: The tokenizer, as in ``data.tokenizer``.
-        packing: As for `prepare`, and so are the following.
-        column: The column of a table that holds the text.
-        label: The column of a table that holds the label.
-        fraction: The part of the data that ``make`` fits the tokenizer to.
-        on_progress: Called with the bytes read so far and in total.
+        options: As for `prepare`.
     """
-    _check(packing, length, pad, label, workers)
-    tokenizer_files = tuple(sorted(_files_below(Path(spec)))) if Path(spec).exists() else None
-    used = [*expand_sources(sources), *([] if tokenizer_files is None else [Source(spec, tokenizer_files)])]
+    is_file = Path(spec).exists()
+    tokenizer_files = [path for path in sorted([Path(spec), *Path(spec).rglob("*")]) if path.is_file()]
+    used = [*expand_sources(sources), *([Source(spec, tuple(tokenizer_files))] if is_file else [])]
     used_files = (path for source in used for file in source.files for path in (file, *companions(file)))
-    contents = [(file.name, _sha256(file)) for file in used_files]
+    contents = [(file.name, files.sha256(file)) for file in used_files]
     names = [source.name for source in used if not source.files]
-    name = spec if tokenizer_files is None else ""  # files are identified by their content
-    settings = [FORMAT, READER, name, packing, length, pad, column, *([label] if label else [])]
-    settings += [f"encoding {encoding}"] if encoding != "utf-8" else []
-    settings += [f"fitted to {fraction}"] if fraction < 1 else []
+    settings = [FORMAT, READER, "" if is_file else spec, options.get("packing", "packed")]  # a file is its content
+    settings += [options.get(name) for name in ("length", "pad", "column")]
+    settings += [label] if (label := options.get("label")) else []
+    settings += [f"encoding {encoding}"] if (encoding := options.get("encoding", "utf-8")) != "utf-8" else []
+    settings += [f"fitted to {fraction}"] if (fraction := options.get("fraction", 1)) < 1 else []
     key = hashlib.sha256(json.dumps([contents, names, settings]).encode()).hexdigest()[:32]
     folder = cache / key
     if not _is_damaged(folder):
         repeat_notes(folder)
         return folder
-    options = {
-        "packing": packing,
-        "length": length,
-        "pad": pad,
-        "column": column,
-        "label": label,
-        "encoding": encoding,
-        "fraction": fraction,
-    }
     try:
         with files.locked_folder(cache / f".making-{key}", f"the cache {cache}", wait=True):
             if folder.exists() and _is_damaged(folder):
                 warn(f"the cached copy of {', '.join(map(str, sources))} is damaged; preparing it again")
                 shutil.rmtree(folder, ignore_errors=True)
             if not folder.exists():
-                prepare(sources, folder, make(), **options, workers=workers, on_progress=on_progress)  # type: ignore[arg-type]
+                prepare(sources, folder, make(), workers=workers, on_progress=on_progress, **options)
     except ValueError as error:
         if _is_damaged(folder):  # else another process has made it meanwhile, on a file system without locks
             named = str(error).replace(f"{folder} c", f"the cache {cache} c")
@@ -192,33 +177,8 @@ def _is_damaged(folder: Path) -> bool:
     return False
 
 
-def _files_below(path: Path) -> Iterator[Path]:
-    return (file for file in (path.rglob("*") if path.is_dir() else [path]) if file.is_file())
-
-
-def _sha256(file: Path) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
 def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _check(packing: str, length: int | None, pad: str | None, label: str | None, workers: int | None) -> None:
-    if packing not in PACKING:
-        raise ValueError(f"packing is {packing!r}; choose one of {', '.join(PACKING)}")
-    if pad is not None and pad not in PADS:
-        raise ValueError(f"pad is {pad!r}; choose one of {', '.join(PADS)}, or leave it out")
-    for_lines = {"pad": pad, "length": length, "label": label}
-    if packing == "packed" and (given := [name for name, value in for_lines.items() if value is not None]):
-        raise ValueError(
-            f"{given[0]} was given, but it applies to packing lines only; leave it out, or choose packing lines"
-        )
-    if length is not None and length < 1:
-        raise ValueError(f"length is {length}; a record needs 1 token or more")
-    if workers is not None:
-        check_count("workers", workers, most=2**10)
 
 
 class _Encoded(NamedTuple):
@@ -242,7 +202,6 @@ class _Encoder:
     tokenizer: Tokenizer
     packing: str
     length: int | None
-    labelled: bool
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -251,25 +210,32 @@ class _Encoder:
 
     def __call__(self, numbered: tuple[int, Chunk]) -> _Encoded:
         number, chunk = numbered
+        texts, labels = chunk.texts, chunk.labels
         try:
-            rows = self._rows(chunk.texts)
+            rows = self._rows(texts)
         except ValueError as error:
             where = chunk.source if self.packing == "packed" else f"{chunk.source}, from record {chunk.first} on"
             raise ValueError(f"{where}: {error}") from None
-        chunk, rows, too_long = self._leave_out(chunk, rows)
+        kept = [number for number, row in enumerate(rows) if self.length is None or len(row) <= self.length]
+        too_long = len(rows) - len(kept)
+        if too_long:
+            rows, texts = [rows[number] for number in kept], [texts[number] for number in kept]
+            labels = [chunk.labels[number] for number in kept] if labels else ()
         if self.packing == "packed":
-            count, labels = len(rows) - chunk.continues, chunk.labels
-            rows, lengths = self._separate(rows, skip_first=number == 0 or chunk.continues), np.zeros(0, np.uint32)
+            count, lengths = len(rows) - chunk.continues, np.zeros(0, np.uint32)
+            if self.tokenizer.eos is not None:  # between documents
+                eos = np.array([self.tokenizer.eos])
+                rows = [part for row in rows for part in (eos, row)][number == 0 or chunk.continues :]
         else:
             lengths = np.array([len(row) for row in rows if len(row)], np.uint32)
             count = len(lengths)
-            labels = [label for row, label in zip(rows, chunk.labels, strict=False) if len(row)]
-        rows = rows or [np.zeros(0, np.int64)]
-        ids = np.concatenate(rows, dtype=self.dtype, casting="unsafe")  # every id fits: see dtype
-        return _Encoded(ids, lengths, labels, count, *self._size(chunk.texts), chunk.done, too_long)
+            labels = [label for row, label in zip(rows, labels, strict=False) if len(row)]
+        # every id fits: see dtype
+        ids = np.concatenate(rows or [np.zeros(0, np.int64)], dtype=self.dtype, casting="unsafe")
+        return _Encoded(ids, lengths, labels, count, *self._size(texts), chunk.done, too_long)
 
     def _size(self, texts: Sequence[TextOrIds]) -> tuple[int, int]:
-        """Count characters and bytes, those of ids being of their text; an integer counts as one of each."""
+        """Count characters and bytes, for ids those of their text; an integer counts as one of each."""
         characters = size = 0
         for text in texts:
             is_ids = not isinstance(text, str) and not isinstance(self.tokenizer, Integers)
@@ -282,30 +248,14 @@ class _Encoder:
     def _rows(self, texts: Sequence[TextOrIds]) -> list[Ids]:
         if all(isinstance(text, str) for text in texts):
             return self.tokenizer.encode_batch([str(text) for text in texts])
-        if not isinstance(self.tokenizer, Integers | BPE):
-            raise ValueError(
-                f"these are integers, which the tokenizer {self.tokenizer.kind} cannot read; choose ints, or the "
-                "tokenizer.json whose ids they are"
-            )
         if isinstance(self.tokenizer, Integers):
             return [self.tokenizer.encode_integers(row) for row in texts]
-        return [self.tokenizer.check_ids(row) for row in texts]
-
-    def _separate(self, rows: list[Ids], skip_first: bool) -> list[Ids]:
-        """Put an end-of-text token before each row; not before the first if ``skip_first``."""
-        if self.tokenizer.eos is None:
-            return rows
-        eos = np.array([self.tokenizer.eos])
-        return [part for row in rows for part in (eos, row)][skip_first:]
-
-    def _leave_out(self, chunk: Chunk, rows: list[Ids]) -> tuple[Chunk, list[Ids], int]:
-        """Leave out records of more tokens than ``length``; return what is left, and their number."""
-        if self.length is None or all(len(row) <= self.length for row in rows):
-            return chunk, rows, 0
-        kept = [number for number, row in enumerate(rows) if len(row) <= self.length]
-        labels = [chunk.labels[number] for number in kept] if chunk.labels else ()
-        left = chunk._replace(texts=[chunk.texts[number] for number in kept], labels=labels)
-        return left, [rows[number] for number in kept], len(rows) - len(kept)
+        if isinstance(self.tokenizer, BPE):
+            return [self.tokenizer.check_ids(row) for row in texts]
+        raise ValueError(
+            f"these are integers, which the tokenizer {self.tokenizer.kind} cannot read; choose ints, or the "
+            "tokenizer.json whose ids they are"
+        )
 
 
 def _in_order(
@@ -330,59 +280,30 @@ def _in_order(
 
 
 @final
-class _HashedFile:
-    """A file being written, and the SHA-256 of its content so far."""
-
-    def __init__(self, path: Path) -> None:
-        self.stream, self.digest = path.open("wb"), hashlib.sha256()
-
-    def add(self, content: memoryview) -> None:
-        self.stream.write(content)
-        self.digest.update(content)
-
-    def finish(self) -> str:
-        close_durably(self.stream)
-        return self.digest.hexdigest()
-
-    def close(self) -> None:
-        with contextlib.suppress(OSError):  # an earlier error is already being raised
-            self.stream.close()
-
-
-@final
-class _DatasetWriter:
+class _DatasetWriter(contextlib.ExitStack):
     """Writes shards, lengths, labels, tokenizer and index into a folder."""
 
     def __init__(self, folder: Path, encoder: _Encoder) -> None:
+        super().__init__()
         self.folder, self.encoder = folder, encoder
+        self.open: dict[str, BufferedWriter] = {}
         self.shards: list[Shard] = []
-        self.shard: _HashedFile | None = None
-        self.space = SHARD
-        self.lengths = self.labels = None
-        try:
-            self.lengths = _HashedFile(folder / LENGTHS) if encoder.packing == "lines" else None
-            self.labels = _HashedFile(folder / LABELS) if encoder.labelled else None
-        except OSError:
-            self.close()
-            raise
-        self.names: dict[str, int] = {}
+        self.labels: dict[str, int] = {}
         self.tokens = self.records = self.characters = self.bytes = self.longest = self.too_long = 0
 
-    def add(self, encoded: _Encoded) -> None:
+    def add(self, encoded: _Encoded, labelled: bool) -> None:
         """Append an encoded chunk."""
         ids = encoded.ids
         while ids.size:
-            self.shard = self.shard or _HashedFile(self.folder / shard_name(len(self.shards)))
-            part, ids = ids[: self.space], ids[self.space :]
-            self.shard.add(part.data)
-            self.space -= part.size
-            if self.space == 0:
+            part, ids = np.split(ids, [SHARD - self.tokens % SHARD])
+            self._append(shard_name(len(self.shards)), part.data)
+            self.tokens += part.size
+            if self.tokens % SHARD == 0:
                 self._close_shard()
-        if self.lengths is not None:
-            self.lengths.add(encoded.lengths.astype("<u4").data)
-        if self.labels is not None:
-            self.labels.add(np.array([self._label_index(label) for label in encoded.labels], "<u2").data)
-        self.tokens += encoded.ids.size
+        if self.encoder.packing == "lines":
+            self._append(LENGTHS, encoded.lengths.astype("<u4").data)
+        if labelled:
+            self._append(LABELS, np.array([self._label_index(label) for label in encoded.labels], "<u2").data)
         self.records += encoded.records
         self.characters += encoded.characters
         self.bytes += encoded.bytes
@@ -398,16 +319,17 @@ class _DatasetWriter:
             )
         if self.tokens == 0:
             raise ValueError("the sources hold no token; name sources that do")
-        if self.labels is not None and not self.names:
+        if LABELS in self.open and not self.labels:
             raise ValueError("no record of the sources has a label; choose another column, or leave label out")
-        self._close_shard()
-        lengths = self.lengths.finish() if self.lengths else None
-        length = (self.encoder.length or self.longest) if self.lengths else None
+        if self.tokens % SHARD:
+            self._close_shard()
+        is_packed = self.encoder.packing == "packed"
+        length = None if is_packed else self.encoder.length or self.longest
         is_padded = length is not None and self.tokens < self.records * length
         pad = (pad or "model") if is_padded else None
         tokenizer = self.encoder.tokenizer.with_specials(eos=False, pad=pad == "model")
         tokenizer.save(self.folder)
-        seen = self.records + self.too_long if self.lengths else self.characters
+        seen = self.characters if is_packed else self.records + self.too_long
         index = Index(
             format=FORMAT,
             packing=self.encoder.packing,
@@ -420,10 +342,10 @@ class _DatasetWriter:
             length=length,
             pad=pad,
             tokenizer=tokenizer.fingerprint(),
-            shards=tuple(self.shards),
-            lengths=lengths,
+            shards=self.shards,
+            lengths=None if is_packed else self._close(LENGTHS),
             sha256="",
-            labels=Labels(tuple(self.names), self.labels.finish()) if self.labels else None,
+            labels=Labels(list(self.labels), self._close(LABELS)) if self.labels else None,
             fitted=max(1, int(fraction * seen)) if fraction < 1 else None,
         )
         index = replace(index, sha256=index.content_hash())
@@ -437,20 +359,23 @@ class _DatasetWriter:
         total = self.too_long + self.records
         return [f"{self.too_long:,} of {total:,} records have more than {self.encoder.length} tokens and are left out"]
 
-    def close(self) -> None:
-        """Close files that a failure has left open."""
-        for file in (self.shard, self.lengths, self.labels):
-            if file is not None:
-                file.close()
+    def _append(self, name: str, content: memoryview) -> None:
+        if name not in self.open:
+            self.open[name] = self.enter_context((self.folder / name).open("wb"))
+        self.open[name].write(content)
+
+    def _close(self, name: str) -> str:
+        """Flush a file to the disk, close it and return its SHA-256."""
+        close_durably(self.open.pop(name))
+        return files.sha256(self.folder / name)
+
+    def _close_shard(self) -> None:
+        name, before = shard_name(len(self.shards)), SHARD * len(self.shards)
+        self.shards.append(Shard(name, self.tokens - before, self._close(name)))
 
     def _label_index(self, label: str | None) -> int:
         """Return the index of a label, numbered in order of appearance."""
-        number = NO_LABEL if label is None else self.names.setdefault(label, len(self.names))
-        if len(self.names) > NO_LABEL:
+        number = NO_LABEL if label is None else self.labels.setdefault(label, len(self.labels))
+        if len(self.labels) > NO_LABEL:
             raise ValueError(f"there are more than {NO_LABEL} labels; choose a column with fewer distinct values")
         return number
-
-    def _close_shard(self) -> None:
-        if self.shard is not None:
-            self.shards.append(Shard(shard_name(len(self.shards)), SHARD - self.space, self.shard.finish()))
-            self.shard, self.space = None, SHARD

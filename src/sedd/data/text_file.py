@@ -14,6 +14,7 @@ MOST_ODD = 1 / 1000
 """Largest share of bytes that are not UTF-8 in data that other tokenizers than bytes read."""
 _ODD_BYTES = re.compile("[\udc80-\udcff]+")
 _KEEPING = ("bytes", "bpe", "gpt2")
+_ADVICE = "name its encoding, as in --encoding latin-1; a tokenizer of bytes reads such bytes as they are"
 
 
 @final
@@ -26,7 +27,7 @@ class TextEncoding(NamedTuple):
 
     @classmethod
     def for_tokenizer(cls, tokenizer: Tokenizer | str, name: str = "utf-8") -> "TextEncoding":
-        """Return the encoding called ``name`` for a tokenizer or its name; an unknown encoding is refused."""
+        """Return the encoding called ``name`` for a tokenizer or its name; an unknown encoding is rejected."""
         try:
             known = codecs.lookup(name).name
             b"aaaa".decode(name, "ignore")  # raises for a codec that is no encoding of text, such as base64
@@ -53,6 +54,11 @@ class Found:
         self.bytes = self.odd_bytes = self.line_ends = 0
         self.first_odd = self.first_file = ""
 
+    @property
+    def has_many_odd(self) -> bool:
+        """Whether only a tokenizer of bytes reads these bytes."""
+        return self.odd_bytes > MOST_ODD * self.bytes
+
     def messages(self) -> list[str]:
         """Return one line about bytes that are not UTF-8, and one about line ends CRLF, if there are any."""
         lines = []
@@ -72,14 +78,6 @@ class Found:
             raise ValueError(
                 f"more than 1 in {1 / MOST_ODD:,.0f} bytes are not UTF-8, the first is {self.first_odd}; {_ADVICE}"
             )
-
-    @property
-    def has_many_odd(self) -> bool:
-        """Whether only a tokenizer of bytes reads these bytes."""
-        return self.odd_bytes > MOST_ODD * self.bytes
-
-
-_ADVICE = "name its encoding, as in --encoding latin-1; a tokenizer of bytes reads such bytes as they are"
 
 
 @final
@@ -111,7 +109,7 @@ class TextFile(NamedTuple):
         """Yield the text, ``size`` bytes at a time, without cutting a character; a byte order mark is dropped."""
         name, kept = self.encoding
         decoder = codecs.getincrementaldecoder(name)("surrogateescape" if kept else "strict")
-        read, waiting, lines = 0, 0, 0  # bytes read, bytes of them that begin a character, line ends decoded
+        read, offset, lines = 0, 0, 0  # bytes read, and of them decoded; line ends decoded
         is_last = False
         while not is_last:
             block = self.stream.read(size)
@@ -124,13 +122,21 @@ class TextFile(NamedTuple):
             try:
                 text = decoder.decode(block, final=is_last)
             except UnicodeError as error:  # at the end: the file ends inside a character
-                raise self._wrong_encoding(error, read - waiting, lines) from None
+                where, advice = (
+                    str(error),
+                    _ADVICE if name == "utf-8" else "name the encoding that it has with --encoding",
+                )
+                if isinstance(error, UnicodeDecodeError):
+                    line = lines + 1 + error.object[: error.start].decode(name, "ignore").count("\n")
+                    where = f"it has the byte {_place(error.object[error.start], offset + error.start, line)}"
+                raise ValueError(f"{self.path} is not {name.upper()}: {where}; {advice}") from None
             self.found.bytes += len(block)
             if kept and not text.isascii():
-                self._count_odd(text, read - waiting, lines)
-            is_first = read == 0
-            read, waiting, lines = read + len(block), len(decoder.getstate()[0]), lines + text.count("\n")
-            text = text.removeprefix("\ufeff") if is_first else text
+                self._count_odd(text, offset, lines)
+            lines += text.count("\n")
+            text = text if offset else text.removeprefix("\ufeff")
+            read += len(block)
+            offset = read - len(decoder.getstate()[0])  # without the beginning of a character
             if text:
                 yield text
 
@@ -142,20 +148,6 @@ class TextFile(NamedTuple):
             byte, line = ord(runs[0].group()[0]) - 0xDC00, lines + 1 + before.count("\n")
             self.found.first_odd = f"{_place(byte, offset + len(before.encode()), line)} of {self.path.name}"
         self.found.odd_bytes += sum(len(run.group()) for run in runs)
-
-    def _wrong_encoding(self, error: UnicodeError, offset: int, lines: int) -> ValueError:
-        """Return the error of a file that has another encoding.
-
-        Args:
-            offset: Offset in the file of the bytes that were decoded.
-        """
-        name = self.encoding.name
-        where = str(error)
-        if isinstance(error, UnicodeDecodeError):
-            line = lines + 1 + error.object[: error.start].decode(name, "ignore").count("\n")
-            where = f"it has the byte {_place(error.object[error.start], offset + error.start, line)}"
-        advice = _ADVICE if name == "utf-8" else "name the encoding that it has with --encoding"
-        return ValueError(f"{self.path} is not {name.upper()}: {where}; {advice}")
 
 
 def _place(byte: int, offset: int, line: int) -> str:
