@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from sedd.evaluation import audit
-from sedd.parameterization import Denoiser, LogScoreModel
+from sedd.parameterization import DiffusionModel, MeanModel
 from sedd.process import Process, at_token
 from sedd.schedule import Schedule
 
 
 def score_entropy(
-    model: LogScoreModel, x_0: Tensor, x_t: Tensor, t: Tensor, process: Process, schedule: Schedule
+    model: DiffusionModel, x_0: Tensor, x_t: Tensor, t: Tensor, process: Process, schedule: Schedule
 ) -> Tensor:
     """Return the denoising score entropy and the prior term: a bound."""
     sigma, rate = schedule(t)
@@ -25,7 +25,7 @@ def score_entropy(
 
 
 def softmax_formula(
-    model: LogScoreModel, x_0: Tensor, x_t: Tensor, t: Tensor, process: Process, schedule: Schedule
+    model: DiffusionModel, x_0: Tensor, x_t: Tensor, t: Tensor, process: Process, schedule: Schedule
 ) -> Tensor:
     """Return the score entropy with s = softmax of the output, and with s in place of log s."""
     sigma, rate = schedule(t)
@@ -36,13 +36,13 @@ def softmax_formula(
     return rate * torch.where(masked, loss, 0).sum(-1) + prior
 
 
-def unweighted_cross_entropy(model: Denoiser, x_0: Tensor, x_t: Tensor, t: Tensor, process: Process) -> Tensor:
+def unweighted_cross_entropy(model: MeanModel, x_0: Tensor, x_t: Tensor, t: Tensor, process: Process) -> Tensor:
     """Return the cross entropy of masked tokens with weight 1 in place of 1/t: a good loss, but no bound."""
     loss = -at_token(model.log_mean(x_t, -torch.log1p(-t)), x_0)
     return torch.where(process.is_noisy(x_t), loss, 0).sum(-1)
 
 
-def dependent_model_substitution(model: Denoiser, x_0: Tensor, x_t: Tensor, t: Tensor, process: Process) -> Tensor:
+def dependent_model_substitution(model: MeanModel, x_0: Tensor, x_t: Tensor, t: Tensor, process: Process) -> Tensor:
     """Return λ-DCE of the model at σ = 1, whatever the time, as if it did not depend on σ.
 
     For a time-free model this is a bound. For a model that depends on σ it bounds the likelihood of another one, which
@@ -52,7 +52,7 @@ def dependent_model_substitution(model: Denoiser, x_0: Tensor, x_t: Tensor, t: T
     return torch.where(process.is_noisy(x_t), loss, 0).sum(-1)
 
 
-def pseudo_likelihood(model: Denoiser, x_0: Tensor, process: Process) -> Tensor:
+def pseudo_likelihood(model: MeanModel, x_0: Tensor, process: Process) -> Tensor:
     """Return −Σ_i log p(x_i | all others): each token is masked by itself, so dependent tokens cost nothing."""
     length, mask = x_0.shape[-1], process.num_states - 1
     alone = torch.eye(length, dtype=torch.bool)

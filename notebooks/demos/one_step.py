@@ -14,7 +14,7 @@ from torch import Tensor
 
 from demos import sentences
 from sedd import draws, exact, plot
-from sedd.parameterization import Denoiser
+from sedd.parameterization import MeanModel
 from sedd.process import at_token
 from sedd.training.config import OBJECTIVES, PROCESSES, SCHEDULES
 
@@ -66,7 +66,7 @@ def exact_score() -> exact.Score:
 
 
 @torch.no_grad()
-def posterior(model: Denoiser, sigma: Float[Tensor, ""]) -> Float[Tensor, "x L n"]:
+def posterior(model: MeanModel, sigma: Float[Tensor, ""]) -> Float[Tensor, "x L n"]:
     """Return p(x_0 at i | x_t) for every sequence x_t."""
     x = exact.all_sequences(PROCESS.num_states, sentences.LENGTH)
     parts = [model.log_mean(part, sigma.expand(len(part))).exp().double() for part in x.split(256)]
@@ -100,7 +100,7 @@ def sigma_at(noise_level: float) -> Float[Tensor, ""]:
     return -torch.log1p(torch.tensor(-noise_level, dtype=torch.float64))
 
 
-def evaluate_reconstructions(model: Denoiser, levels: Sequence[float] = NOISE_LEVELS) -> Iterator[Reconstruction]:
+def evaluate_reconstructions(model: MeanModel, levels: Sequence[float] = NOISE_LEVELS) -> Iterator[Reconstruction]:
     """Evaluate the noisy input, the model and the exact posterior: one row per noise level and method."""
     identity = torch.nn.functional.one_hot(exact.all_sequences(PROCESS.num_states, sentences.LENGTH)).double()
     for noise_level in levels:
@@ -113,7 +113,7 @@ def evaluate_reconstructions(model: Denoiser, levels: Sequence[float] = NOISE_LE
 
 
 @torch.no_grad()
-def reconstruct_examples(model: Denoiser, noise_level: float, count: int, seed: int) -> list[ReconstructionExample]:
+def reconstruct_examples(model: MeanModel, noise_level: float, count: int, seed: int) -> list[ReconstructionExample]:
     """Draw sentences of the corpus, add noise, and reconstruct them."""
     generator = torch.Generator().manual_seed(seed)
     x_0 = sentences.draw_sentences(count, generator)

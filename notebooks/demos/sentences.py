@@ -79,7 +79,7 @@ def build_denoiser(process: Process, seed: int, schedule: Schedule = LogLinear()
     return MeanModel(trunk, process, schedule)
 
 
-def train_denoiser(model: MeanModel, objective: Objective[Any], steps: int, seed: int) -> Iterator[float]:
+def train_denoiser(model: MeanModel, objective: Objective, steps: int, seed: int) -> Iterator[float]:
     """Train ``model`` on draws from the corpus; yields the loss of every step, in nats per sentence."""
     generator = torch.Generator().manual_seed(seed)
     optimizers = optim.build_optimizers(model, _OPTIM)

@@ -63,7 +63,7 @@ class Diffusion(nn.Module):
         network: nn.Module,
         process: Process,
         schedule: Schedule = LogLinear(),
-        objective: Objective[Any] | None = None,
+        objective: Objective | None = None,
         *,
         length: int | None = None,
         parameterization: str | None = None,
@@ -77,16 +77,14 @@ class Diffusion(nn.Module):
         self._set(PARAMETERIZATIONS[name](adapt(network), process, schedule), objective, length)
 
     @classmethod
-    def of(
-        cls, model: DiscreteModel, objective: Objective[Any] | None = None, length: int | None = None
-    ) -> "Diffusion":
+    def of(cls, model: DiscreteModel, objective: Objective | None = None, length: int | None = None) -> "Diffusion":
         """Return the module of a parameterized network, such as ``MeanModel(network, process)``."""
         diffusion = cls.__new__(cls)
         nn.Module.__init__(diffusion)
         diffusion._set(model, objective, length)
         return diffusion
 
-    def _set(self, model: DiscreteModel, objective: Objective[Any] | None, length: int | None) -> None:
+    def _set(self, model: DiscreteModel, objective: Objective | None, length: int | None) -> None:
         objective = default_objective(model) if objective is None else objective
         _check_type("objective", objective, Objective, "LambdaDCE()")
         if length is not None and (not isinstance(length, int) or length < 1):
@@ -255,7 +253,7 @@ class Diffusion(nn.Module):
         return self.model if label is None else self.model.bind(label=torch.as_tensor(label, device=self.device))
 
 
-def default_objective(model: DiscreteModel) -> Objective[Any]:
+def default_objective(model: DiscreteModel) -> Objective:
     """Return λ-DCE for a denoiser of masks, cross entropy for an autoregressive model, else score entropy."""
     if isinstance(model, CausalModel):
         return Autoregressive()

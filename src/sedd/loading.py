@@ -35,7 +35,7 @@ class LoadedModel:
     network: nn.Module
     process: Process
     schedule: Schedule
-    objective: Objective[Any]
+    objective: Objective
     tokenizer: Tokenizer
     config: RunConfig
     folder: Path

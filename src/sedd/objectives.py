@@ -11,24 +11,18 @@ diffusion term of an upper bound on −log p(x_0), with any schedule.  [§8]
 
 from abc import ABC, abstractmethod
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, ClassVar, Generic, TypeVar, final
+from typing import Any, ClassVar, final
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool
 from torch import Tensor
 
-from sedd import divergence, draws, tensors
-from sedd.parameterization import (
-    ConditionalPredictor,
-    Denoiser,
-    DiscreteModel,
-    HasNoise,
-    LogScoreModel,
-    NextTokenPredictor,
-    SignedScoreModel,
-)
+from sedd import divergence, tensors
+from sedd.draws import uniforms
+from sedd.parameterization import CausalModel, HasNoise, MeanModel, SignedScoreModel
 from sedd.process import Process, at_token, log_odds, reveal_probability
 from sedd.schedule import Times, TimeSampler, UniformTimes, corruption_probability, stratified
+from sedd.tensors import PerPosition, PerSequence, Tokens
 
 
 def weighted(weight: Tensor, loss: Tensor) -> Tensor:
@@ -36,31 +30,30 @@ def weighted(weight: Tensor, loss: Tensor) -> Tensor:
     return weight.to(loss.dtype)[..., None] * loss
 
 
+# Coefficients: a loss without the network's output -----------------------------------------------------------
+
+
 @dataclass(frozen=True)
 class Coefficients(ABC):
-    """A loss per position, as a function of what a model returns."""
+    """All of a loss but the network's output, so that plain and fused losses share one definition."""
 
-    x_t: Int[Tensor, "*b L"]
+    x_t: Tokens
     """The noisy tokens, on which the network is called."""
-    x_0: Int[Tensor, "*b L"]
+    x_0: Tokens
     """The clean tokens."""
-    sigma: Float[Tensor, "*b"]
+    sigma: PerSequence
     """The noise level at which it is called."""
-    weight: Float[Tensor, "*b"]
+    weight: PerSequence
     """The weight of each sequence's loss."""
     counts: Bool[Tensor, "*b L"] | None
     """False where the loss is 0 whatever the model returns; None: no position is."""
 
     @abstractmethod
-    def output(self, model: Any) -> Tensor:
-        """Return what the loss of this model is computed from."""
-
-    @abstractmethod
-    def loss(self, output: Tensor) -> Float[Tensor, "*b L"]:
+    def loss(self, model: Any) -> PerPosition:
         """Return the loss of every position, in nats."""
 
     @abstractmethod
-    def of_logits(self, model: DiscreteModel) -> "Coefficients | None":
+    def of_logits(self, model: Any) -> "Coefficients | None":
         """Return the coefficients of the same loss of the model's logits; None: logits alone do not determine it."""
 
 
@@ -69,19 +62,14 @@ class Coefficients(ABC):
 class CrossEntropyTerms(Coefficients):
     """−weight·log p(x_0): what every objective on the clean token is, each with a weight of its own.  [§6]"""
 
-    def output(self, model: Any) -> Float[Tensor, "*b L N"]:
-        """log p(x_0 | x_t)."""
-        log_p: Tensor = model.log_mean(self.x_t, self.sigma)
-        return log_p
-
-    def loss(self, output: Float[Tensor, "*b L N"]) -> Float[Tensor, "*b L"]:
-        """−weight·log p(x_0) where it counts."""
-        loss = -at_token(output, self.x_0)
+    def loss(self, model: Any) -> PerPosition:
+        loss = -at_token(model.log_mean(self.x_t, self.sigma), self.x_0)
         return weighted(self.weight, loss if self.counts is None else torch.where(self.counts, loss, 0))
 
-    def of_logits(self, model: DiscreteModel) -> "CrossEntropyTerms | None":
+    def of_logits(self, model: Any) -> "CrossEntropyTerms | None":
         """Return these coefficients if log p is the log-softmax of the logits."""
-        return self if model.logits_are_log_p else None
+        is_log_p = isinstance(model, CausalModel) or (isinstance(model, MeanModel) and model.process.only_masks)
+        return self if is_log_p else None
 
 
 @final
@@ -91,37 +79,33 @@ class ScoreEntropyTerms(Coefficients):
 
     process: Process
 
-    def output(self, model: Any) -> Float[Tensor, "*b L n"]:
-        """log s."""
-        log_score: Tensor = model(self.x_t, self.sigma)
-        return log_score
+    def loss(self, model: Any) -> PerPosition:
+        log_score = model(self.x_t, self.sigma)
+        return weighted(self.weight, self.process.score_entropy(log_score, self.x_t, self.x_0, self.sigma))
 
-    def loss(self, output: Float[Tensor, "*b L n"]) -> Float[Tensor, "*b L"]:
-        """Score entropy against the denoising ratios."""
-        return weighted(self.weight, self.process.score_entropy(output, self.x_t, self.x_0, self.sigma))
-
-    def of_logits(self, model: DiscreteModel) -> Coefficients | None:
+    def of_logits(self, model: Any) -> Coefficients | None:
         """For a denoiser of masks, return a cross entropy: score entropy is then −log p(x_0)/(e^σ − 1).  [§7]"""
-        if isinstance(model, Denoiser) and model.logits_are_log_p:
+        if isinstance(model, MeanModel) and self.process.only_masks:
             weight = self.weight * torch.exp(-log_odds(self.sigma))
             return CrossEntropyTerms(self.x_t, self.x_0, self.sigma, weight, self.counts)
         return self if model.logits_are_scores and self.process.has_fused_forms else None
 
 
-M = TypeVar("M", bound=HasNoise)
+# What objectives share -------------------------------------------------------------------------------------
 
 
-class Objective(ABC, Generic[M]):
-    """A training loss per position, in nats, with its times and its noise; ``M`` is the kind of model it trains.
+class Objective(ABC):
+    """A training loss per position, in nats, with its times and its noise.
 
-    Process and schedule are the model's. A subclass defines ``times``, and either ``coefficients`` or ``loss``.
+    Process and schedule are the model's. A subclass defines ``times``, and either ``coefficients`` or ``loss``. Where
+    an argument is ``noise``, it is a model or anything else with a process and a schedule.
     """
 
     is_bound: ClassVar[bool]
     """Whether the expected loss, summed over positions, is the diffusion term of a bound on −log p(x_0).  [§8]"""
 
-    needs: ClassVar[type | None] = None
-    """The protocol of `parameterization` that the model must have; None: log-scores are enough."""
+    needs: ClassVar[str | None] = None
+    """The method that the model must have, such as ``log_mean``; None: log-scores are enough."""
 
     needs_mask: ClassVar[bool] = False
     """Whether it is defined under absorbing noise only."""
@@ -132,9 +116,7 @@ class Objective(ABC, Generic[M]):
     allows_padding: ClassVar[bool] = True
     """Whether the loss of a position is the same if others are padding that does not count."""
 
-    def __call__(
-        self, model: M, x_0: Int[Tensor, "*b L"], *, generator: torch.Generator | None = None
-    ) -> Float[Tensor, "*b L"]:
+    def __call__(self, model: Any, x_0: Tokens, *, generator: torch.Generator | None = None) -> PerPosition:
         """Draw times and noise, and return the weighted loss of every position.
 
         Args:
@@ -144,7 +126,9 @@ class Objective(ABC, Generic[M]):
         """
         self.check(model)
         tensors.check_clean_tokens(x_0, model.process.vocab_size)
-        generator = _new_generator(x_0.device) if generator is None else generator
+        if generator is None:  # on a device that has float64
+            device = x_0.device if x_0.device.type == "cuda" else "cpu"
+            generator = torch.Generator(device).manual_seed(int(torch.randint(2**63 - 1, ())))
         x, batch = x_0.to(generator.device), x_0.shape[:-1]
         times = self.times(stratified(batch.numel(), generator).view(batch))
         x_t = self.corrupt(model, x, times.t, generator)
@@ -152,46 +136,35 @@ class Objective(ABC, Generic[M]):
         return weighted(weight, self.loss(model, x_t, x_0, t))
 
     @abstractmethod
-    def times(self, u: Float[Tensor, "*b"]) -> Times:
+    def times(self, u: PerSequence) -> Times:
         """Map uniforms to times in [0, 1] and their weights 1/density."""
 
-    def sigma(self, noise: HasNoise, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
-        """Return the total noise at time t: the schedule's, unless the objective has its own.
-
-        Args:
-            noise: What has a process and a schedule: a model, or the setup of a run.
-            t: The time of each sequence.
-        """
+    def sigma(self, noise: HasNoise, t: PerSequence) -> PerSequence:
+        """Return the total noise at time t: the schedule's, unless the objective has its own."""
         return noise.schedule.sigma(t)
 
-    def corrupt(
-        self, noise: HasNoise, x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"], generator: torch.Generator
-    ) -> Int[Tensor, "*b L"]:
+    def corrupt(self, noise: HasNoise, x_0: Tokens, t: PerSequence, generator: torch.Generator) -> Tokens:
         """Draw the noisy sequences x_t at times t."""
         return noise.process.corrupt(x_0, self.sigma(noise, t), generator)
 
-    def corruption_probability(self, noise: HasNoise, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+    def corruption_probability(self, noise: HasNoise, t: PerSequence) -> PerSequence:
         """Return the probability that noise has replaced a token at time t."""
         return corruption_probability(self.sigma(noise, t))
 
-    def counts(self, noise: HasNoise, x_t: Int[Tensor, "*b L"]) -> Bool[Tensor, "*b L"] | None:
+    def counts(self, noise: HasNoise, x_t: Tokens) -> Bool[Tensor, "*b L"] | None:
         """Return where noise may have changed a token; elsewhere the loss is 0. None: everywhere."""
-        return noise.process.is_noisy(x_t) if noise.process.only_masks else None
+        return x_t == noise.process.mask if noise.process.only_masks else None
 
-    def coefficients(
-        self, noise: HasNoise, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"]
-    ) -> Coefficients | None:
+    def coefficients(self, noise: HasNoise, x_t: Tokens, x_0: Tokens, t: PerSequence) -> Coefficients | None:
         """Return all of the loss but the network's output; None: it has no such form."""
         return None
 
-    def loss(
-        self, model: M, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"]
-    ) -> Float[Tensor, "*b L"]:
+    def loss(self, model: Any, x_t: Tokens, x_0: Tokens, t: PerSequence) -> PerPosition:
         """Return the loss of the model at every position, before the weight of its time."""
         coefficients = self.coefficients(model, x_t, x_0, t)
         if coefficients is None:
             raise NotImplementedError(f"{type(self).__name__} has no loss; define coefficients() or loss()")
-        return coefficients.loss(coefficients.output(model))
+        return coefficients.loss(model)
 
     def check_process(self, process: Process) -> None:
         """Raise ValueError for noise under which the objective is not defined."""
@@ -208,22 +181,16 @@ class Objective(ABC, Generic[M]):
                 f"{name} needs a model with process and schedule, and {given} has none; wrap the network, as in "
                 "ScoreModel(network, process)"
             )
-        if self.needs is not None and not isinstance(model, self.needs):
-            method = next(name for name in vars(self.needs) if name.startswith("log_"))
+        if self.needs is not None and not hasattr(model, self.needs):
             raise ValueError(
-                f"{name} needs a model with {method}(), and {given} has none; choose the parameterization that has it"
+                f"{name} needs a model with {self.needs}(), and {given} has none; choose the parameterization that "
+                "has it"
             )
         self.check_process(model.process)
 
 
-def _new_generator(device: torch.device) -> torch.Generator:
-    """Return a generator that torch's global one seeds, on a device that has float64."""
-    seed = int(torch.randint(2**63 - 1, ()))
-    return torch.Generator(device if device.type == "cuda" else "cpu").manual_seed(seed)
-
-
 @dataclass(frozen=True)
-class Integral(Objective[M], ABC):
+class Integral(Objective, ABC):
     """An objective that is an integral over t from t_min to 1."""
 
     _: KW_ONLY
@@ -235,33 +202,34 @@ class Integral(Objective[M], ABC):
     def __post_init__(self) -> None:
         tensors.check_t_min(self.t_min)
 
-    def times(self, u: Float[Tensor, "*b"]) -> Times:
-        """Map uniforms to times in [t_min, 1]."""
+    def times(self, u: PerSequence) -> Times:
         return self.time_sampler(u, self.t_min)
 
 
 @dataclass(frozen=True)
-class Masked(Objective[M], ABC):
+class Masked(Objective, ABC):
     """An objective on masked tokens without a schedule, for models that do not depend on time."""
 
+    needs: ClassVar[str | None] = "log_mean"
     needs_mask: ClassVar[bool] = True
     has_schedule: ClassVar[bool] = False
     _: KW_ONLY
     time_sampler: TimeSampler = field(default_factory=UniformTimes)
     """The distribution of the masked fraction, which stands for the time."""
 
-    def times(self, u: Float[Tensor, "*b"]) -> Times:
-        """Map uniforms to masked fractions."""
+    def times(self, u: PerSequence) -> Times:
         return self.time_sampler(u)
 
-    def corruption_probability(self, noise: HasNoise, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
-        """Return the masked fraction, which stands for the time."""
+    def corruption_probability(self, noise: HasNoise, t: PerSequence) -> PerSequence:
         return t
+
+
+# Losses of the score ---------------------------------------------------------------------------------------
 
 
 @final
 @dataclass(frozen=True)
-class DenoisingScoreEntropy(Integral[LogScoreModel]):
+class DenoisingScoreEntropy(Integral):
     """∫ σ' E Σ_i Σ_{y≠x_i} Q(x_i, y)·[s_y − a_y log s_y + K(a_y)] dt: the bound, and the default.  [§4]
 
     Reference: Lou et al. 2024, "Discrete Diffusion Modeling by Estimating the Ratios of the Data Distribution",
@@ -271,9 +239,7 @@ class DenoisingScoreEntropy(Integral[LogScoreModel]):
 
     is_bound: ClassVar[bool] = True
 
-    def coefficients(
-        self, noise: HasNoise, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"]
-    ) -> ScoreEntropyTerms:
+    def coefficients(self, noise: HasNoise, x_t: Tokens, x_0: Tokens, t: PerSequence) -> ScoreEntropyTerms:
         """σ'·(score entropy against the denoising ratios)."""
         sigma, rate = noise.schedule(t)
         return ScoreEntropyTerms(x_t, x_0, sigma, rate, self.counts(noise, x_t), noise.process)
@@ -281,7 +247,7 @@ class DenoisingScoreEntropy(Integral[LogScoreModel]):
 
 @final
 @dataclass(frozen=True)
-class DenoisingConcreteScore(Integral[LogScoreModel]):
+class DenoisingConcreteScore(Integral):
     """Denoising concrete score matching: ½(s_y − a_y)² in place of score entropy. No bound.  [§6]
 
     Reference: Meng et al. 2022, "Concrete Score Matching: Generalized Score Matching for Discrete Data",
@@ -290,9 +256,7 @@ class DenoisingConcreteScore(Integral[LogScoreModel]):
 
     is_bound: ClassVar[bool] = False
 
-    def loss(
-        self, model: LogScoreModel, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"]
-    ) -> Float[Tensor, "*b L"]:
+    def loss(self, model: Any, x_t: Tokens, x_0: Tokens, t: PerSequence) -> PerPosition:
         """σ'·½ Σ_{y≠x_i} Q(x_i, y)·(s_y − a_y)²; s may be negative if the model is a `SignedScoreModel`."""
         sigma, rate = model.schedule(t)
         if isinstance(model, SignedScoreModel):
@@ -304,7 +268,7 @@ class DenoisingConcreteScore(Integral[LogScoreModel]):
 
 @final
 @dataclass(frozen=True)
-class SoftmaxLinear(Integral[LogScoreModel]):
+class SoftmaxLinear(Integral):
     """A faulty loss found in practice: s = softmax of the log-scores, and s where score entropy has log s.  [§6]
 
     It is linear in s, so its minimum is not at the ratios, and it bounds nothing. It is here for comparison. The score
@@ -313,19 +277,16 @@ class SoftmaxLinear(Integral[LogScoreModel]):
 
     is_bound: ClassVar[bool] = False
 
-    def loss(
-        self, model: LogScoreModel, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"]
-    ) -> Float[Tensor, "*b L"]:
+    def loss(self, model: Any, x_t: Tokens, x_0: Tokens, t: PerSequence) -> PerPosition:
         """σ'·Σ_{y≠x_i} Q(x_i, y)·[s_y − a_y s_y + K(a_y)]."""
         sigma, rate = model.schedule(t)
         log_s = model(x_t, sigma).log_softmax(-1)
-        loss = model.process.denoising(divergence.linear, log_s, x_t, x_0, sigma)
-        return weighted(rate, loss)
+        return weighted(rate, model.process.denoising(divergence.linear, log_s, x_t, x_0, sigma))
 
 
 @final
 @dataclass(frozen=True)
-class ImplicitScoreEntropy(Integral[LogScoreModel]):
+class ImplicitScoreEntropy(Integral):
     """Score entropy without ratios, from the model's scores at all neighbours of x_t: for small spaces.  [§6]
 
     It differs from the explicit form by a constant that does not depend on the model, so it may be negative.
@@ -336,30 +297,25 @@ class ImplicitScoreEntropy(Integral[LogScoreModel]):
 
     is_bound: ClassVar[bool] = False
 
-    def loss(
-        self, model: LogScoreModel, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"]
-    ) -> Float[Tensor, "*b L"]:
+    def loss(self, model: Any, x_t: Tokens, x_0: Tokens, t: PerSequence) -> PerPosition:
         """σ'·Σ_{y≠x_i} [Q(x_i, y)·s(x)_y − Q(y, x_i)·log s(x with x_i → y)_{x_i}]."""
         sigma, rate = model.schedule(t)
         log_score = model(x_t, sigma)
-        states, length = model.process.num_states, x_t.shape[-1]
-        y = torch.arange(states, device=x_t.device)
-        position = torch.eye(length, dtype=torch.bool, device=x_t.device)[:, None]  # i, 1, L
+        y, here = torch.arange(model.process.num_states, device=x_t.device), x_t[..., None]
+        position = torch.eye(x_t.shape[-1], dtype=torch.bool, device=x_t.device)[:, None]  # i, 1, L
         neighbours = torch.where(position, y[:, None], x_t[..., None, None, :])  # *b, i, y, L
         back = model(neighbours, sigma[..., None, None].expand(neighbours.shape[:-1]))  # *b, i, y, L, n
         back = back.gather(-1, x_t[..., None, None, :, None].expand(*neighbours.shape, 1)).squeeze(-1)
         back = back.diagonal(dim1=-3, dim2=-1).transpose(-2, -1)  # *b, i, y: at position i alone
-        is_x_t = y == x_t[..., None]
-        rate_of, dtype = model.process.rate, log_score.dtype
-        into = torch.where(is_x_t, 0, rate_of(x_t[..., None], y, dtype))
-        out = torch.where(is_x_t, 0, rate_of(y, x_t[..., None], dtype))
+        into = torch.where(y == here, 0, model.process.rate(here, y, log_score.dtype))
+        out = torch.where(y == here, 0, model.process.rate(y, here, log_score.dtype))
         loss = torch.where(into > 0, into * log_score.exp(), 0) - torch.where(out > 0, out * back, 0)
         return weighted(rate, loss.sum(-1))
 
 
 @final
 @dataclass(frozen=True)
-class RatioMatching(Integral[ConditionalPredictor]):
+class RatioMatching(Integral):
     """Ratio matching: −log p_t(x_i | x_−i), the likelihood of each noisy token given the others. No bound.  [§6]
 
     References: Hyvärinen 2007, "Some extensions of score matching", doi:10.1016/j.csda.2006.09.003; Sun et al. 2022,
@@ -367,33 +323,32 @@ class RatioMatching(Integral[ConditionalPredictor]):
     """
 
     is_bound: ClassVar[bool] = False
-    needs: ClassVar[type | None] = ConditionalPredictor
+    needs: ClassVar[str | None] = "log_conditional"
 
-    def loss(
-        self, model: ConditionalPredictor, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"]
-    ) -> Float[Tensor, "*b L"]:
+    def loss(self, model: Any, x_t: Tokens, x_0: Tokens, t: PerSequence) -> PerPosition:
         """−log p(x_i | x_−i) at every position of x_t."""
         return -at_token(model.log_conditional(x_t, model.schedule.sigma(t)), x_t)
 
 
+# Losses of the clean token ---------------------------------------------------------------------------------
+
+
 @final
 @dataclass(frozen=True)
-class MeanCrossEntropy(Integral[Denoiser]):
+class MeanCrossEntropy(Integral):
     """Cross entropy −log p(x_0 | x_t) with the same weight at every time: a denoiser, but no bound.  [§6]"""
 
     is_bound: ClassVar[bool] = False
-    needs: ClassVar[type | None] = Denoiser
+    needs: ClassVar[str | None] = "log_mean"
 
-    def coefficients(
-        self, noise: HasNoise, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"]
-    ) -> CrossEntropyTerms:
+    def coefficients(self, noise: HasNoise, x_t: Tokens, x_0: Tokens, t: PerSequence) -> CrossEntropyTerms:
         """−log p(x_0 | x_t); under absorbing noise at masked positions only, since the others are known."""
         return CrossEntropyTerms(x_t, x_0, self.sigma(noise, t), torch.ones_like(t), self.counts(noise, x_t))
 
 
 @final
 @dataclass(frozen=True)
-class D3PM(Objective[Denoiser]):
+class D3PM(Objective):
     """The variational bound of a chain of ``steps`` discrete steps, for a denoiser: D3PM.  [§6]
 
     Step k of T goes from t = k/T to (k−1)/T, and p(x_s | x_t) = Σ_{x_0} q(x_s | x_t, x_0)·p(x_0 | x_t). As T grows
@@ -403,7 +358,7 @@ class D3PM(Objective[Denoiser]):
     """
 
     is_bound: ClassVar[bool] = True
-    needs: ClassVar[type | None] = Denoiser
+    needs: ClassVar[str | None] = "log_mean"
     steps: int = 1000
     """Number T of steps of the chain."""
 
@@ -411,28 +366,25 @@ class D3PM(Objective[Denoiser]):
         if not isinstance(self.steps, int) or self.steps < 1:
             raise ValueError(f"steps is {self.steps}; the chain needs a whole number of at least 1 step")
 
-    def times(self, u: Float[Tensor, "*b"]) -> Times:
+    def times(self, u: PerSequence) -> Times:
         """Map uniforms to the ends k/T of the steps, each with weight T."""
         k = (1 + torch.floor(u * self.steps)).clamp_max(self.steps)  # u = 1 belongs to the last step
         return Times(t=k / self.steps, weight=torch.full_like(u, self.steps))
 
-    def coefficients(
-        self, noise: HasNoise, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"]
-    ) -> CrossEntropyTerms | None:
+    def coefficients(self, noise: HasNoise, x_t: Tokens, x_0: Tokens, t: PerSequence) -> CrossEntropyTerms | None:
         """P(the step reveals a mask) · −log p_{x_0} at masked positions; None under other noise."""
         if not noise.process.only_masks:
             return None
         sigma_s, sigma_t = self._step(noise, t)
         return CrossEntropyTerms(x_t, x_0, sigma_t, reveal_probability(sigma_s, sigma_t), self.counts(noise, x_t))
 
-    def loss(
-        self, model: Denoiser, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"]
-    ) -> Float[Tensor, "*b L"]:
+    def loss(self, model: Any, x_t: Tokens, x_0: Tokens, t: PerSequence) -> PerPosition:
         """KL(q(x_s | x_t, x_0) ‖ p(x_s | x_t)), s = t − 1/T."""
         if model.process.only_masks:
             return super().loss(model, x_t, x_0, t)
         sigma_s, sigma_t = self._step(model, t)
-        return model.process.posterior_kl(model.log_mean(x_t, sigma_t), x_t, x_0, sigma_s, sigma_t)
+        loss: Tensor = model.process.posterior_kl(model.log_mean(x_t, sigma_t), x_t, x_0, sigma_s, sigma_t)
+        return loss
 
     def _step(self, noise: HasNoise, t: Tensor) -> tuple[Tensor, Tensor]:
         """Return σ_s and σ_t."""
@@ -442,7 +394,7 @@ class D3PM(Objective[Denoiser]):
 
 @final
 @dataclass(frozen=True)
-class TimeDCE(Integral[Denoiser]):
+class TimeDCE(Integral):
     """t-DCE: ∫ σ'/(e^σ − 1) · E Σ_{masked} −log p_{x_0} dt; score entropy for a denoiser, without the score.  [§6]
 
     References: Ou et al. 2024, "Your Absorbing Discrete Diffusion Secretly Models the Conditional Distributions of
@@ -452,12 +404,10 @@ class TimeDCE(Integral[Denoiser]):
     """
 
     is_bound: ClassVar[bool] = True
-    needs: ClassVar[type | None] = Denoiser
+    needs: ClassVar[str | None] = "log_mean"
     needs_mask: ClassVar[bool] = True
 
-    def coefficients(
-        self, noise: HasNoise, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"]
-    ) -> CrossEntropyTerms:
+    def coefficients(self, noise: HasNoise, x_t: Tokens, x_0: Tokens, t: PerSequence) -> CrossEntropyTerms:
         """σ'/(e^σ − 1) · −log p_{x_0} at masked positions."""
         sigma, rate = noise.schedule(t)
         return CrossEntropyTerms(x_t, x_0, sigma, rate * torch.exp(-log_odds(sigma)), self.counts(noise, x_t))
@@ -465,22 +415,19 @@ class TimeDCE(Integral[Denoiser]):
 
 @final
 @dataclass(frozen=True)
-class LambdaDCE(Masked[Denoiser]):
+class LambdaDCE(Masked):
     """λ-DCE: mask each position with probability λ ~ U(0, 1); 1/λ · Σ_{masked} −log p_{x_0}. No schedule.  [§6]
 
     Reference: Ou et al. 2024, arXiv 2406.03736.
     """
 
     is_bound: ClassVar[bool] = True
-    needs: ClassVar[type | None] = Denoiser
 
-    def sigma(self, noise: HasNoise, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+    def sigma(self, noise: HasNoise, t: PerSequence) -> PerSequence:
         """Return the noise that masks each position with probability λ = t."""
         return -torch.log1p(-t)
 
-    def coefficients(
-        self, noise: HasNoise, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"]
-    ) -> CrossEntropyTerms:
+    def coefficients(self, noise: HasNoise, x_t: Tokens, x_0: Tokens, t: PerSequence) -> CrossEntropyTerms:
         """1/λ · −log p_{x_0} at masked positions."""
         weight = 1 / t.clamp_min(1e-30)  # λ = 0 masks nothing: avoid 0·∞
         return CrossEntropyTerms(x_t, x_0, self.sigma(noise, t), weight, self.counts(noise, x_t))
@@ -488,7 +435,7 @@ class LambdaDCE(Masked[Denoiser]):
 
 @final
 @dataclass(frozen=True)
-class AnyOrder(Masked[Denoiser]):
+class AnyOrder(Masked):
     """Any-order: k ~ U{1..L}, exactly k random positions masked, L/k · Σ_{masked} −log p_{x_0}.  [§6]
 
     References: Uria et al. 2013, "A Deep and Tractable Density Estimator", arXiv 1310.1757; Hoogeboom et al. 2021,
@@ -496,19 +443,14 @@ class AnyOrder(Masked[Denoiser]):
     """
 
     is_bound: ClassVar[bool] = True
-    needs: ClassVar[type | None] = Denoiser
     allows_padding: ClassVar[bool] = False
 
-    def corrupt(
-        self, noise: HasNoise, x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"], generator: torch.Generator
-    ) -> Int[Tensor, "*b L"]:
+    def corrupt(self, noise: HasNoise, x_0: Tokens, t: PerSequence, generator: torch.Generator) -> Tokens:
         """Mask k random positions, k = 1 + ⌊tL⌋."""
-        order = draws.uniforms(tuple(x_0.shape), generator).argsort(-1).argsort(-1)
-        return torch.where(order < self._count(t, x_0)[..., None], noise.process.num_states - 1, x_0)
+        order = uniforms(tuple(x_0.shape), generator).argsort(-1).argsort(-1)
+        return torch.where(order < self._count(t, x_0)[..., None], noise.process.mask, x_0)
 
-    def coefficients(
-        self, noise: HasNoise, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"]
-    ) -> CrossEntropyTerms:
+    def coefficients(self, noise: HasNoise, x_t: Tokens, x_0: Tokens, t: PerSequence) -> CrossEntropyTerms:
         """L/k · −log p_{x_0} at masked positions."""
         length, k = x_0.shape[-1], self._count(t, x_0)
         sigma = -torch.log1p(-k / (length + 1))  # the noise at which about k of L are masked; never infinite
@@ -521,38 +463,30 @@ class AnyOrder(Masked[Denoiser]):
 
 @final
 @dataclass(frozen=True)
-class Autoregressive(Objective[NextTokenPredictor]):
+class Autoregressive(Objective):
     """−log p(x_i | x_1 … x_{i−1}), the autoregressive baseline: the likelihood itself rather than a bound.  [§6]"""
 
     is_bound: ClassVar[bool] = True
-    needs: ClassVar[type | None] = NextTokenPredictor
+    needs: ClassVar[str | None] = "log_next"
     has_schedule: ClassVar[bool] = False
 
-    def times(self, u: Float[Tensor, "*b"]) -> Times:
+    def times(self, u: PerSequence) -> Times:
         """Return uniform times, which are not used."""
         return UniformTimes()(u)
 
-    def sigma(self, noise: HasNoise, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
-        """Return 0: there is no noise."""
+    def sigma(self, noise: HasNoise, t: PerSequence) -> PerSequence:
         return torch.zeros_like(t)
 
-    def corrupt(
-        self, noise: HasNoise, x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"], generator: torch.Generator
-    ) -> Int[Tensor, "*b L"]:
-        """Return x_0."""
+    def corrupt(self, noise: HasNoise, x_0: Tokens, t: PerSequence, generator: torch.Generator) -> Tokens:
         return x_0
 
-    def counts(self, noise: HasNoise, x_t: Int[Tensor, "*b L"]) -> None:
+    def counts(self, noise: HasNoise, x_t: Tokens) -> None:
         """Return None: every token counts."""
 
-    def coefficients(
-        self, noise: HasNoise, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"]
-    ) -> CrossEntropyTerms:
+    def coefficients(self, noise: HasNoise, x_t: Tokens, x_0: Tokens, t: PerSequence) -> CrossEntropyTerms:
         """−log p of every token."""
         return CrossEntropyTerms(x_0, x_0, self.sigma(noise, t), torch.ones_like(t), None)
 
-    def loss(
-        self, model: NextTokenPredictor, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"]
-    ) -> Float[Tensor, "*b L"]:
+    def loss(self, model: Any, x_t: Tokens, x_0: Tokens, t: PerSequence) -> PerPosition:
         """−log p(x_i | x_1 … x_{i−1})."""
-        return self.coefficients(model, x_t, x_0, t).loss(model.log_next(x_0))
+        return -at_token(model.log_next(x_0), x_0)

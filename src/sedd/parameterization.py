@@ -17,15 +17,13 @@ from torch import Tensor, nn
 from sedd import reverse, tensors
 from sedd.process import Process
 from sedd.schedule import LogLinear, Schedule
-from sedd.tensors import upcast
+from sedd.tensors import PerSequence, PerState, PerToken, Tokens, upcast
 
 M = TypeVar("M", bound="DiscreteModel")
+PerRow = Float[Tensor, " k"]
 
 TimeConditioning = Literal["sigma", "zero", "none"]
 """What the network is given for the noise level: σ, or always 0 (``zero``, as MDLM's networks, and ``none``)."""
-
-
-# Interfaces ------------------------------------------------------------------------------------------------
 
 
 @runtime_checkable
@@ -33,104 +31,10 @@ class HasNoise(Protocol):
     """What has a process and a schedule: a model, or the setup of a run."""
 
     @property
-    def process(self) -> Process:
-        """The noise process."""
-        ...
+    def process(self) -> Process: ...
 
     @property
-    def schedule(self) -> Schedule:
-        """The noise schedule."""
-        ...
-
-
-@runtime_checkable
-class LogScoreModel(HasNoise, Protocol):
-    """A model of log-scores: a parameterized network, or `exact.Score`."""
-
-    def __call__(self, x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b L num_states"]:
-        """Return log s(x_t)_y, with 0 at y = x_t."""
-        ...
-
-
-@runtime_checkable
-class Denoiser(HasNoise, Protocol):
-    """A model of the clean token."""
-
-    def log_mean(self, x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b L vocab_size"]:
-        """Return log p(x_0 | x_t), position by position."""
-        ...
-
-
-@runtime_checkable
-class ConditionalPredictor(HasNoise, Protocol):
-    """A model of each noisy token given the others."""
-
-    def log_conditional(self, x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b L num_states"]:
-        """Return log p_t(x_i | x_−i)."""
-        ...
-
-
-@runtime_checkable
-class NextTokenPredictor(HasNoise, Protocol):
-    """A model of each clean token given those before it."""
-
-    def log_next(self, x_0: Int[Tensor, "*b L"]) -> Float[Tensor, "*b L vocab_size"]:
-        """Return log p(x_i | x_1 … x_{i−1})."""
-        ...
-
-
-@runtime_checkable
-class HiddenStateModel(LogScoreModel, Protocol):
-    """A log-score model in two parts, so that its head runs only at the positions that are needed."""
-
-    @property
-    def depends_on_sigma(self) -> bool:
-        """Whether `hidden` depends on the noise level."""
-        ...
-
-    def hidden(
-        self, x_t: Int[Tensor, "b L"], sigma: Float[Tensor, " b"], valid: Bool[Tensor, "b L"] | None = None
-    ) -> Float[Tensor, "b L h"]:
-        """Return the hidden states before the head, at every position."""
-        ...
-
-    def log_score_at(
-        self, hidden: Float[Tensor, "k h"], x_t: Int[Tensor, " k"], sigma: Float[Tensor, " k"]
-    ) -> Float[Tensor, "k num_states"]:
-        """Return the log-score at k positions from their hidden states."""
-        ...
-
-
-@runtime_checkable
-class HiddenStateDenoiser(HiddenStateModel, Protocol):
-    """A denoiser in two parts."""
-
-    def log_mean_at(
-        self, hidden: Float[Tensor, "k h"], x_t: Int[Tensor, " k"], sigma: Float[Tensor, " k"]
-    ) -> Float[Tensor, "k vocab_size"]:
-        """Return log p(x_0 | x_t) at k positions from their hidden states."""
-        ...
-
-
-@runtime_checkable
-class LogitsModel(HiddenStateModel, Protocol):
-    """A model whose logits are log-scores, or log p(x_0 | x_t) but for the likelihood of x_t, up to a constant.
-
-    Fused draws work on them directly: see `process.fused`.
-    """
-
-    @property
-    def logits_are_scores(self) -> bool:
-        """Whether logits are log-scores, ratios to x_t, rather than log-probabilities of the clean token."""
-        ...
-
-    def logits(self, hidden: Float[Tensor, "k h"]) -> Float[Tensor, "k m"]:
-        """Return the head's output in its own precision; entries after the last state have no meaning."""
-        ...
-
-    def logit_shift(self, sigma: Float[Tensor, " k"]) -> Float[Tensor, " k"]:
-        """Return what is added to logits to make them log-scores."""
-        ...
+    def schedule(self) -> Schedule: ...
 
 
 @runtime_checkable
@@ -138,38 +42,9 @@ class Backbone(Protocol):
     """A network in two parts: its output is ``head(hidden(x, sigma))``."""
 
     @property
-    def depends_on_sigma(self) -> bool:
-        """Whether the output depends on the noise level."""
-        ...
+    def head(self) -> nn.Module: ...
 
-    @property
-    def head(self) -> nn.Module:
-        """The output projection."""
-        ...
-
-    def hidden(
-        self, x: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"], valid: Bool[Tensor, "*b L"] | None = None
-    ) -> Float[Tensor, "*b L h"]:
-        """Return the hidden states before the head."""
-        ...
-
-
-@runtime_checkable
-class GraphedNetwork(Protocol):
-    """The two parts of a network as CUDA graphs run them: see `runtime.cuda_graphs.GraphedBackbone`."""
-
-    def hidden(
-        self, x: Tensor, sigma: Tensor, valid: Tensor | None = None, label: Tensor | None = None
-    ) -> Float[Tensor, "b L h"]:
-        """Return the hidden states before the head."""
-        ...
-
-    def logits(self, hidden: Float[Tensor, "k h"]) -> Float[Tensor, "k m"]:
-        """Return the head's output, padded to a number of entries that is fast to compute."""
-        ...
-
-
-# Models ----------------------------------------------------------------------------------------------------
+    def hidden(self, x: Tokens, sigma: PerSequence, valid: Bool[Tensor, "*b L"] | None = None) -> PerState: ...
 
 
 class DiscreteModel(nn.Module, ABC):
@@ -182,7 +57,7 @@ class DiscreteModel(nn.Module, ABC):
         process: The noise process; its states are the network's outputs.
         schedule: The noise schedule: samplers and bounds read it from the model.
         time_conditioning: What the network is given for the noise level.
-        graphed: Runs `hidden` and `logits` by CUDA graphs; None calls the network.
+        graphed: A `runtime.cuda_graphs.GraphedBackbone`, which runs `hidden` and `logits`; None calls the network.
     """
 
     label: Int[Tensor, "*b"] | None = None
@@ -191,7 +66,9 @@ class DiscreteModel(nn.Module, ABC):
     """False at padding, which attention leaves out; None: there is none."""
     context: Int[Tensor, " c"] | None = None
     """Tokens before every sequence: the model is that of their continuation."""
-    logits_are_scores: bool = False
+    is_causal: ClassVar[bool] = False
+    """Whether the network reads the tokens before each position, without a noise level."""
+    logits_are_scores: ClassVar[bool] = False
     """Whether logits are log-scores up to a shift by the noise level."""
 
     def __init__(
@@ -201,11 +78,14 @@ class DiscreteModel(nn.Module, ABC):
         schedule: Schedule = LogLinear(),
         *,
         time_conditioning: TimeConditioning = "sigma",
-        graphed: GraphedNetwork | None = None,
+        graphed: Any = None,
     ) -> None:
         super().__init__()
         self.network, self.process, self.schedule = network, process, schedule
         self.time_conditioning, self.graphed = time_conditioning, graphed
+        self._has_head = isinstance(network, Backbone)
+        given = time_conditioning == "sigma" and not self.is_causal
+        self.depends_on_sigma = given and bool(getattr(network, "depends_on_sigma", True))
 
     @final
     def bind(
@@ -227,32 +107,37 @@ class DiscreteModel(nn.Module, ABC):
         bound.context = self.context if context is None else context
         return bound
 
-    @property
-    @abstractmethod
-    def depends_on_sigma(self) -> bool:
-        """Whether the output depends on the noise level."""
+    @final
+    def run_network(
+        self, x_t: Tensor, sigma: Tensor, valid: Tensor | None = None, function: Any = None, **options: Any
+    ) -> Any:
+        """Call the network, or ``function``, with all that this model is conditioned on, and ``options`` of its own.
 
-    @property
-    def logits_are_log_p(self) -> bool:
-        """Whether the log-softmax of the first N logits is log p of the clean token."""
-        return False
+        For losses that are computed from hidden states: the network's ``forward`` is what DDP and FSDP wrap.
+        """
+        valid = self.valid if valid is None else valid
+        if self.context is not None:
+            x_t = torch.cat([self.context.expand(*x_t.shape[:-1], -1), x_t], -1)
+            valid = None if valid is None else nn.functional.pad(valid, (len(self.context), 0), value=True)
+        if self.is_causal:
+            x_t = nn.functional.pad(x_t[..., :-1], (1, 0), value=self.process.vocab_size)
+        sigma = sigma.float()  # times are drawn in float64; networks compute in less
+        arguments = [x_t, sigma if self.depends_on_sigma else torch.zeros_like(sigma)]
+        if valid is not None:
+            arguments.append(valid)
+        if self.label is not None:
+            options["label"] = self.label.expand(sigma.shape)
+        return (self.network if function is None else function)(*arguments, **options)
 
     @final
     def hidden(
         self, x_t: Int[Tensor, "b L"], sigma: Float[Tensor, " b"], valid: Bool[Tensor, "b L"] | None = None
     ) -> Float[Tensor, "b L h"]:
-        """Return the hidden states before the head; those of a network without a head are its output.
-
-        Args:
-            x_t: Noisy tokens.
-            sigma: Total noise.
-            valid: False at padding; None: as bound.
-        """
-        if not isinstance(self.network, Backbone):
+        """Return the hidden states before the head; those of a network without a head are its output."""
+        if not self._has_head:
             return self._output(x_t, sigma, valid)
-        arguments, options = self._arguments(x_t, sigma, valid)
-        compute = self.network.hidden if self.graphed is None else self.graphed.hidden
-        return self._after_context(compute(*arguments, **options))
+        parts: Any = self.network if self.graphed is None else self.graphed
+        return self._after_context(self.run_network(x_t, sigma, valid, parts.hidden))
 
     @final
     def logits(self, hidden: Float[Tensor, "k h"]) -> Float[Tensor, "k m"]:
@@ -260,87 +145,41 @@ class DiscreteModel(nn.Module, ABC):
         return self._head(hidden) if self.graphed is None else self.graphed.logits(hidden)
 
     @final
-    def run_network(self, x_t: Tensor, sigma: Tensor, valid: Tensor | None = None, **options: Any) -> Any:
-        """Call the network with all that this model is conditioned on, and ``options`` of its own; return its result.
-
-        For losses that are computed from hidden states: the network's ``forward`` is what DDP and FSDP wrap.
-        """
-        arguments, bound = self._arguments(x_t, sigma, valid)
-        return self.network(*arguments, **bound, **options)
-
-    @abstractmethod
-    def _inputs(self, x: Tensor, sigma: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the tokens and the noise level that the network reads."""
-
-    @final
-    def _arguments(self, x: Tensor, sigma: Tensor, valid: Tensor | None) -> tuple[list[Tensor], dict[str, Tensor]]:
-        """Return the network's arguments: tokens, noise level and, if bound, padding mask and label."""
-        valid = self.valid if valid is None else valid
-        if self.context is not None:
-            x = torch.cat([self.context.expand(*x.shape[:-1], -1), x], -1)
-            valid = None if valid is None else nn.functional.pad(valid, (len(self.context), 0), value=True)
-        x, sigma = self._inputs(x, sigma)
-        sigma = sigma if self.time_conditioning == "sigma" else torch.zeros_like(sigma)
-        return (
-            [x, sigma] if valid is None else [x, sigma, valid],
-            {} if self.label is None else {"label": self.label.expand(sigma.shape)},
-        )
+    def _output(self, x_t: Tensor, sigma: Tensor, valid: Tensor | None = None) -> Tensor:
+        """Return the network's output, in float32 or better."""
+        tensors.check_states(x_t, self.process.num_states)
+        tensors.check_sigma(sigma)
+        output = self._after_context(upcast(self.run_network(x_t, sigma, valid)))
+        if self.is_causal:
+            output = output[..., : self.process.vocab_size]
+        tensors.check_num_outputs(output, self.process.vocab_size if self.is_causal else self.process.num_states)
+        return output
 
     @final
     def _after_context(self, x: Tensor) -> Tensor:
-        """Drop the positions of the context."""
         return x if self.context is None else x[..., len(self.context) :, :]
 
     @final
-    def _output(self, x: Tensor, sigma: Tensor, valid: Tensor | None = None) -> Tensor:
-        """Return the network's output, in float32 or better."""
-        output = self._after_context(upcast(self.run_network(x, sigma, valid)))
-        self._check_output(output)
-        return output
-
-    @abstractmethod
-    def _check_output(self, output: Tensor) -> None:
-        """Raise ValueError if the network has the wrong number of outputs."""
-
-    @final
     def _head(self, hidden: Tensor) -> Tensor:
-        return upcast(self.network.head(hidden) if isinstance(self.network, Backbone) else hidden)
+        network: Any = self.network
+        return upcast(network.head(hidden) if self._has_head else hidden)
 
 
 class DiffusionModel(DiscreteModel, ABC):
     """A model of log-scores: ``model(x_t, sigma)`` is log s(x_t)_y, with 0 at y = x_t."""
 
-    @property
-    def depends_on_sigma(self) -> bool:
-        """Whether the output depends on the noise level; True for a network without that attribute."""
-        if self.time_conditioning != "sigma":
-            return False
-        return bool(getattr(self.network, "depends_on_sigma", True))
-
-    def forward(self, x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b L num_states"]:
+    def forward(self, x_t: Tokens, sigma: PerSequence) -> PerState:
         """Return the log-score."""
         return self._log_score(self._output(x_t, sigma), x_t, sigma)
 
     @final
-    def log_score_at(
-        self, hidden: Float[Tensor, "k h"], x_t: Int[Tensor, " k"], sigma: Float[Tensor, " k"]
-    ) -> Float[Tensor, "k num_states"]:
+    def log_score_at(self, hidden: Float[Tensor, "k h"], x_t: Int[Tensor, " k"], sigma: PerRow) -> PerState:
         """Return the log-score at k positions from their hidden states."""
         return self._log_score(self._head(hidden)[:, None], x_t[:, None], sigma)[:, 0]
 
     @abstractmethod
     def _log_score(self, output: Tensor, x_t: Tensor, sigma: Tensor) -> Tensor:
         """Convert the network's output to a log-score."""
-
-    @final
-    def _inputs(self, x: Tensor, sigma: Tensor) -> tuple[Tensor, Tensor]:
-        tensors.check_states(x, self.process.num_states)
-        tensors.check_sigma(sigma)
-        return x, sigma.float()  # times are drawn in float64; networks compute in less
-
-    @final
-    def _check_output(self, output: Tensor) -> None:
-        tensors.check_num_outputs(output, self.process.num_states)
 
 
 @final
@@ -349,7 +188,7 @@ class ScoreModel(DiffusionModel):
 
     logits_are_scores = True
 
-    def logit_shift(self, sigma: Float[Tensor, " k"]) -> Float[Tensor, " k"]:
+    def logit_shift(self, sigma: PerRow) -> PerRow:
         """Return the process's shift: 0 (uniform) or −log(e^σ − 1) − log N (absorbing)."""
         return reverse.log_score_shift(self.process, sigma)
 
@@ -372,7 +211,7 @@ class SignedScoreModel(DiffusionModel):
     FLOOR: ClassVar[float] = 1e-4
     """Least score that the log-score stands for, relative to that of uniformly random tokens."""
 
-    def score(self, x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b L num_states"]:
+    def score(self, x_t: Tokens, sigma: PerSequence) -> PerState:
         """Return the score, of any sign."""
         output = self._output(x_t, sigma)
         scale = self.process.base_log_score(x_t, sigma.to(output.dtype)).exp()
@@ -393,22 +232,15 @@ class MeanModel(DiffusionModel):
     there is little noise: with any finite z the scores are finite, and so is the bound.
     """
 
-    @property
-    def logits_are_log_p(self) -> bool:
-        """Under noise by the mask alone; other noise adds the likelihood of the noisy token."""
-        return self.process.only_masks
-
-    def logit_shift(self, sigma: Float[Tensor, " k"]) -> Float[Tensor, " k"]:
+    def logit_shift(self, sigma: PerRow) -> PerRow:
         """Return 0."""
         return torch.zeros_like(sigma)
 
-    def log_mean(self, x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b L vocab_size"]:
+    def log_mean(self, x_t: Tokens, sigma: PerSequence) -> PerToken:
         """Return log p(x_0 | x_t)."""
         return self._log_mean(self._output(x_t, sigma), x_t, sigma)
 
-    def log_mean_at(
-        self, hidden: Float[Tensor, "k h"], x_t: Int[Tensor, " k"], sigma: Float[Tensor, " k"]
-    ) -> Float[Tensor, "k vocab_size"]:
+    def log_mean_at(self, hidden: Float[Tensor, "k h"], x_t: Int[Tensor, " k"], sigma: PerRow) -> Tensor:
         """Return log p(x_0 | x_t) at k positions from their hidden states."""
         return self._log_mean(self._head(hidden)[:, None], x_t[:, None], sigma)[:, 0]
 
@@ -430,16 +262,14 @@ class ConditionalModel(DiffusionModel):
     learns to copy: `nn.transformer.Transformer` with ``hollow`` is such a network.
     """
 
-    def log_conditional(self, x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b L num_states"]:
+    def log_conditional(self, x_t: Tokens, sigma: PerSequence) -> PerState:
         """Return log p_t(x_i | x_−i)."""
-        return self.process.log_marginal(self._log_clean(self._output(x_t, sigma)), sigma)
-
-    def _log_clean(self, output: Tensor) -> Tensor:
-        return output[..., : self.process.vocab_size].log_softmax(-1)
+        log_p = self._output(x_t, sigma)[..., : self.process.vocab_size].log_softmax(-1)
+        return self.process.log_marginal(log_p, sigma)
 
     def _log_score(self, output: Tensor, x_t: Tensor, sigma: Tensor) -> Tensor:
         """s_y = p_t(y | x_−i)/p_t(x_i | x_−i)."""
-        return self.process.marginal_score(self._log_clean(output), x_t, sigma)
+        return self.process.marginal_score(output[..., : self.process.vocab_size].log_softmax(-1), x_t, sigma)
 
 
 @final
@@ -450,30 +280,12 @@ class CausalModel(DiscreteModel):
     ``vocab_size`` outputs; its output at i must not depend on tokens after i. There is no noise level.
     """
 
-    @property
-    def depends_on_sigma(self) -> bool:
-        """False: there is no noise."""
-        return False
+    is_causal = True
 
-    @property
-    def logits_are_log_p(self) -> bool:
-        """True."""
-        return True
-
-    def log_next(self, x_0: Int[Tensor, "*b L"]) -> Float[Tensor, "*b L vocab_size"]:
+    def log_next(self, x_0: Tokens) -> PerToken:
         """Return log p(x_i | x_1 … x_{i−1})."""
-        return self._log_p(self._output(x_0, torch.zeros(x_0.shape[:-1], device=x_0.device)))
+        return self._output(x_0, torch.zeros(x_0.shape[:-1], device=x_0.device)).log_softmax(-1)
 
-    def log_next_at(self, hidden: Float[Tensor, "k h"]) -> Float[Tensor, "k vocab_size"]:
+    def log_next_at(self, hidden: Float[Tensor, "k h"]) -> Float[Tensor, "k N"]:
         """Return log p(x_i | x_1 … x_{i−1}) at k positions from their hidden states."""
-        return self._log_p(self._head(hidden))
-
-    def _inputs(self, x: Tensor, sigma: Tensor) -> tuple[Tensor, Tensor]:
-        return nn.functional.pad(x[..., :-1], (1, 0), value=self.process.vocab_size), torch.zeros_like(sigma)
-
-    def _check_output(self, output: Tensor) -> None:
-        """Accept at least as many outputs as tokens: those after the first N are not used."""
-        tensors.check_num_outputs(output[..., : self.process.vocab_size], self.process.vocab_size)
-
-    def _log_p(self, output: Tensor) -> Tensor:
-        return output[..., : self.process.vocab_size].log_softmax(-1)
+        return self._head(hidden)[..., : self.process.vocab_size].log_softmax(-1)

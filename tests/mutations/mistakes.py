@@ -590,9 +590,9 @@ MISTAKES = [
     ),
     Mistake(
         "every logit is taken for a log-probability, under any noise",
-        "parameterization.py",
-        "return self.process.only_masks",
-        "return True",
+        "objectives.py",
+        "isinstance(model, MeanModel) and model.process.only_masks",
+        "isinstance(model, MeanModel)",
         "unit/test_fused_loss.py::test_no_other_loss_is_fused",
     ),
     # Likelihood and evaluation -----------------------------------------------------------------------------
@@ -1100,8 +1100,8 @@ MISTAKES = [
     Mistake(
         "the network of a time-free model is given the noise level",
         "parameterization.py",
-        'sigma if self.time_conditioning == "sigma" else',
-        'sigma if self.time_conditioning != "zero" else',
+        'given = time_conditioning == "sigma"',
+        'given = time_conditioning != "zero"',
         "unit/test_adapter.py::test_a_model_of_a_network_without_sigma_is_time_free",
     ),
     Mistake(

@@ -5,10 +5,10 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from sedd import exact, objectives, parameterization
+from sedd import exact, objectives
 from sedd.evaluation.audit_losses import build_audited_process
 from sedd.ops.fused_loss import fused_loss
-from sedd.parameterization import CausalModel, ConditionalPredictor, Denoiser, MeanModel, NextTokenPredictor
+from sedd.parameterization import CausalModel, MeanModel
 from sedd.process import Absorbing, Frequency, Hybrid, Uniform
 from sedd.schedule import ImportanceTimes
 from sedd.training.config import (
@@ -57,10 +57,9 @@ def test_every_parameterization_gives_log_scores_that_are_0_at_x_t() -> None:
             log_score = model(x_t, torch.rand(5))
             assert log_score.shape == (5, 3, process.num_states)
             assert (log_score.gather(-1, x_t[..., None]) == 0).all()
-            assert isinstance(model, parameterization.LogScoreModel)
-            assert isinstance(model, Denoiser) == (name == "mean")
-            assert isinstance(model, ConditionalPredictor) == (name == "conditional")
-    assert isinstance(CausalModel(table, Absorbing(4)), NextTokenPredictor)
+            assert hasattr(model, "log_mean") == (name == "mean")
+            assert hasattr(model, "log_conditional") == (name == "conditional")
+    assert hasattr(CausalModel(table, Absorbing(4)), "log_next")
 
 
 def test_options_reach_what_is_built() -> None:

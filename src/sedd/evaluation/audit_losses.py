@@ -223,7 +223,7 @@ class ObjectiveLoss:
     def __init__(self, name: str, process_name: str) -> None:
         self.name = name
         options = {"steps": 4} if name == "d3pm" else {}  # few, so that the chain is far from continuous time
-        self.objective: objectives.Objective[Any] = OBJECTIVES.build(name, **options)
+        self.objective: objectives.Objective = OBJECTIVES.build(name, **options)
         self.objective.check_process(build_audited_process(process_name, 2))
         enumerable = (objectives.Integral, objectives.LambdaDCE, objectives.AnyOrder)
         if not isinstance(self.objective, (*enumerable, objectives.D3PM, objectives.Autoregressive)):
@@ -234,7 +234,7 @@ class ObjectiveLoss:
     def accepts(self, subject: Subject) -> bool:
         """Return whether the model has what the objective needs; one without a schedule needs a time-free model."""
         needs = self.objective.needs
-        fits = needs is None or isinstance(subject.model, needs)
+        fits = needs is None or hasattr(subject.model, needs)
         return fits and (self.objective.has_schedule or subject.is_time_free or self.name == "autoregressive")
 
     def expected(self, subject: Subject, schedule: Schedule) -> Expected:

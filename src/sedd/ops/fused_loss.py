@@ -292,7 +292,7 @@ def _addmm_upcast(total: Tensor, a: Tensor, b: Tensor) -> None:
 
 
 def fused_loss(
-    objective: Objective[Any],
+    objective: Objective,
     model: DiscreteModel,
     x_t: Int[Tensor, "b L"],
     x_0: Int[Tensor, "b L"],

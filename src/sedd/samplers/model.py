@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from sedd import draws, reverse
 from sedd.draws import AffineWeights
 from sedd.ops.categorical import HeadLogits, sample_categorical
-from sedd.parameterization import HiddenStateDenoiser, LogitsModel
+from sedd.parameterization import MeanModel, ScoreModel
 from sedd.process import Process
 from sedd.reverse import denoised_probs
 from sedd.runtime.device import has_triton
@@ -20,7 +20,7 @@ from sedd.schedule import Schedule
 
 def is_denoiser(model: Any) -> bool:
     """Return whether a model predicts the clean token; of any other model the score implies p(x_0 | x)."""
-    return model.is_denoiser if isinstance(model, Wrapper) else isinstance(model, HiddenStateDenoiser)
+    return model.is_denoiser if isinstance(model, Wrapper) else hasattr(model, "log_mean_at")
 
 
 def base_model(model: Any) -> Any:
@@ -264,11 +264,11 @@ class SamplingModel:
 
     # Draws -------------------------------------------------------------------------------------------------
 
-    def fused_model(self, device: torch.device) -> LogitsModel | None:
+    def fused_model(self, device: torch.device) -> ScoreModel | MeanModel | None:
         """Return the model if tokens are drawn from its logits on this device without a table of probabilities."""
         fused = device.type == "cuda" and has_triton() if self.fused is None else self.fused
         fused = fused and self.process.has_fused_forms
-        return self.model if fused and isinstance(self.model, LogitsModel) else None
+        return self.model if fused and isinstance(self.model, ScoreModel | MeanModel) else None
 
     def chunks(self, where: Bool[Tensor, "b L"]) -> Iterator[Int[Tensor, " k"]]:
         """Yield the flat indices of ``where``, so many at a time that a table of probabilities stays small."""

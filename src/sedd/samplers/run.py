@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sedd.draws import PRECISION
-from sedd.parameterization import CausalModel, HiddenStateDenoiser
+from sedd.parameterization import CausalModel
 from sedd.samplers.autoregressive import LeftToRight
 from sedd.samplers.guidance import Guided
 from sedd.samplers.loop import Prompt, Sampler, State, empty, given_grid, sigma_of_masked_fraction
@@ -32,7 +32,7 @@ def default_sampler_name(model: Any) -> str:
     model = base_model(model)
     if isinstance(model, CausalModel):
         return "left-to-right"
-    if not isinstance(model, HiddenStateDenoiser):
+    if not hasattr(model, "log_mean_at"):
         return "tweedie"
     return "first-hitting" if model.process.only_masks else "ancestral"
 

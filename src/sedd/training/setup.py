@@ -29,7 +29,7 @@ class DiffusionSetup(NamedTuple):
 
     process: Process
     schedule: Schedule
-    objective: Objective[Any]
+    objective: Objective
 
 
 def build_setup(config: RunConfig, vocab_size: int, token_counts: Sequence[int] | None = None) -> DiffusionSetup:
@@ -54,7 +54,7 @@ def build_setup(config: RunConfig, vocab_size: int, token_counts: Sequence[int] 
                 f"train.time_sampling is {name!r}; objective {config.objective} has uniform times only: leave it out"
             )
         options["time_sampler"] = TIME_SAMPLERS[name]()
-    objective: Objective[Any] = OBJECTIVES.build(config.objective, **options)
+    objective: Objective = OBJECTIVES.build(config.objective, **options)
     objective.check_process(process)
     return DiffusionSetup(process, schedule, objective)
 
