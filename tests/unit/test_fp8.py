@@ -105,9 +105,9 @@ def test_dtype_of_the_residual_stream() -> None:
 def test_unsupported_widths_devices_and_uses(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="multiple of 16, and it is 24; use bfloat16"):
         networks(Reference, 24)
-    monkeypatch.setattr(device, "has_fp8", lambda: False)
-    assert "compute capability 8.9" in str(fp8.unsupported_reason("cuda", 64))
-    assert fp8.unsupported_reason("cpu", 64) is None
+    monkeypatch.setattr(device, "has_triton", lambda: False)
+    with pytest.raises(ValueError, match=r"compute capability 8\.9"):
+        fp8.check_supported("cuda", 64)
     with pytest.raises(ValueError, match="float8"):
         RunConfig.from_dict({"train": {"precision": "float4"}}).resolved()
     with pytest.raises(ValueError, match="choose one of float32, bfloat16"):

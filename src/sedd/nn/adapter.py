@@ -15,16 +15,14 @@ from sedd.nn.transformer import Transformer
 
 
 def adapt(network: object) -> nn.Module:
-    """Return a module that takes ``(x, sigma, valid, label=label)``; `Transformer` already does and is returned as is.
+    """Wrap a module called as ``network(x, sigma)`` or ``network(x)``; return a `Transformer` as it is.
 
-    Args:
-        network: Any module called as ``network(x, sigma)`` or ``network(x)``. It may be wrapped, by DDP for example.
+    The network may be wrapped already, by DDP for example.
     """
     if not isinstance(network, nn.Module):
         hint = "call it to make an instance" if inspect.isclass(network) else "wrap it in one"
         raise ValueError(f"network is {network!r}; it must be a torch.nn.Module: {hint}")
-    inner = _unwrapped(network)
-    return network if isinstance(inner, Transformer | AdaptedNetwork) else AdaptedNetwork(network)
+    return network if isinstance(_unwrapped(network), Transformer | AdaptedNetwork) else AdaptedNetwork(network)
 
 
 @final
@@ -39,13 +37,11 @@ class AdaptedNetwork(nn.Module):
         super().__init__()
         self.module = module
         inner = _unwrapped(module)
-        self.name = type(inner).__name__
-        self._is_required = _arguments(inner)
+        self.name, self._is_required = type(inner).__name__, _arguments(inner)
         self._sigma = self._find_sigma()
 
     @property
     def depends_on_sigma(self) -> bool:
-        """Whether the network is given the noise level."""
         return self._sigma is not None
 
     def takes(self, name: str) -> bool:
@@ -71,12 +67,8 @@ class AdaptedNetwork(nn.Module):
     ) -> Float[Tensor, "*b L outputs"]:
         """Return the logits of every position.
 
-        Args:
-            x: Token ids.
-            sigma: Total noise of each sequence.
-            valid: False at padding. A network without this argument computes sequences of each length by themselves;
-                in training it rejects padding.
-            label: Label id of each sequence; None, and the id after the last, mean no label.
+        A network without the argument ``valid`` computes sequences of each length by themselves; in training it rejects
+        padding.
         """
         if label is not None:
             self.require("label")
@@ -91,11 +83,14 @@ class AdaptedNetwork(nn.Module):
         return logits.reshape(*x.shape, -1)
 
     def _call(self, x: Tensor, sigma: Tensor, valid: Tensor | None, label: Tensor | None) -> Tensor:
-        given: dict[str, Tensor | None] = {"valid": valid, "label": label}
-        if self._sigma is not None:
-            given[self._sigma] = sigma
+        given = {"valid": valid, "label": label, self._sigma: sigma}
+        passed = {  # None only where forward has no default
+            name: given[name]
+            for name, is_required in self._is_required.items()
+            if name in given and (is_required or given[name] is not None)
+        }
         try:
-            output = self.module(x, **{name: value for name, value in given.items() if self._is_passed(name, value)})
+            output = self.module(x, **passed)
         except IndexError as error:
             raise ValueError(
                 f"{self.name} raised {error!r} on token ids up to {int(x.max())}; give its embedding a row for every "
@@ -103,9 +98,10 @@ class AdaptedNetwork(nn.Module):
             ) from error
         logits = getattr(output, "logits", output)
         if not isinstance(logits, Tensor):
+            returned = "None" if output is None else f"a {type(output).__name__}"
             raise ValueError(
-                f"{self.name} returned {_kind(output)}; its forward must return a tensor of logits, or an object that "
-                "has them as .logits"
+                f"{self.name} returned {returned}; its forward must return a tensor of logits, or an object that has "
+                "them as .logits"
             )
         if logits.ndim != 3 or logits.shape[:2] != x.shape:
             raise ValueError(
@@ -121,20 +117,14 @@ class AdaptedNetwork(nn.Module):
         if not is_padded_right or (self.module.training and torch.is_grad_enabled()):
             self.require("valid")
         logits: Tensor | None = None
-        for length in lengths.unique().tolist():
+        for length in lengths[lengths > 0].unique().tolist():
             at = (lengths == length).nonzero().squeeze(-1)
-            if length > 0:
-                part = self._call(x[at, :length], sigma[at], None, None if label is None else label[at])
-                if logits is None:
-                    logits = part.new_zeros(*x.shape, part.shape[-1])
-                logits[at, :length] = part
+            part = self._call(x[at, :length], sigma[at], None, None if label is None else label[at])
+            logits = part.new_zeros(*x.shape, part.shape[-1]) if logits is None else logits
+            logits[at, :length] = part
         if logits is None:
             raise ValueError("every sequence is padding alone; a network needs at least one token")
         return logits
-
-    def _is_passed(self, name: str, value: Tensor | None) -> bool:
-        """Whether an argument is passed: None only where ``forward`` has no default."""
-        return self.takes(name) and (value is not None or self._is_required[name])
 
     def _find_sigma(self) -> str | None:
         """Return the name of the argument for the noise level; raise ValueError for a forward that cannot be called."""
@@ -168,7 +158,3 @@ def _unwrapped(network: nn.Module) -> nn.Module:
             break
         network = inner
     return network
-
-
-def _kind(value: object) -> str:
-    return "None" if value is None else f"a {type(value).__name__}"

@@ -5,7 +5,6 @@ embedding and the modulation computed from it run in float32, or in float64 if t
 """
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import final
 
@@ -18,12 +17,20 @@ from sedd.ops.block_ops import Lookup, Rotation
 from sedd.tensors import upcast, upcast_dtype
 
 
-class Layer(nn.Module, ABC):
-    """A module with weights of its own."""
+class Layer(nn.Module):
+    """A module with weights of its own, initialised from U(−bound, bound); without a bound to ``fill``, biases to 0."""
 
-    @abstractmethod
+    bound: float | None = None
+    fill = 1.0
+
+    @torch.no_grad()
     def reset_parameters(self, generator: torch.Generator | None) -> None:
         """Initialise the weights from ``generator``, or from torch's global one if None."""
+        for name, parameter in self.named_parameters():
+            if self.bound is None:
+                parameter.fill_(0 if name == "bias" else self.fill)
+            else:
+                parameter.uniform_(-self.bound, self.bound, generator=generator)
 
 
 class Linear(Layer):
@@ -34,11 +41,6 @@ class Linear(Layer):
         self.bound = 0.0 if zero else 1 / math.sqrt(inputs)
         self.weight = nn.Parameter(torch.empty(outputs, inputs))
         self.bias = nn.Parameter(torch.empty(outputs)) if bias else None
-
-    @torch.no_grad()
-    def reset_parameters(self, generator: torch.Generator | None) -> None:
-        for parameter in self.parameters():
-            parameter.uniform_(-self.bound, self.bound, generator=generator)
 
     def forward(self, x: Float[Tensor, "*s inputs"]) -> Float[Tensor, "*s outputs"]:
         return F.linear(x, self.weight, self.bias)
@@ -68,12 +70,6 @@ class NormWeights(Layer):
         self.weight = nn.Parameter(torch.empty(width))
         self.bias = nn.Parameter(torch.empty(width)) if bias else None
 
-    @torch.no_grad()
-    def reset_parameters(self, generator: torch.Generator | None) -> None:
-        self.weight.fill_(1)
-        if self.bias is not None:
-            self.bias.zero_()
-
 
 # Embeddings ------------------------------------------------------------------------------------------------
 
@@ -87,10 +83,6 @@ class Embedding(Layer):
         self.bound = 1 / math.sqrt(width)
         self.embedding = nn.Parameter(torch.empty(states, width))
 
-    @torch.no_grad()
-    def reset_parameters(self, generator: torch.Generator | None) -> None:
-        self.embedding.uniform_(-self.bound, self.bound, generator=generator)
-
 
 @final
 class NgramEmbedding(Layer):
@@ -102,6 +94,7 @@ class NgramEmbedding(Layer):
     """
 
     MAX_ROWS = 2**16
+    fill = 0.0
 
     def __init__(self, states: int, width: int, longest: int, causal: bool) -> None:
         super().__init__()
@@ -109,11 +102,6 @@ class NgramEmbedding(Layer):
         self.sides = (-1,) if causal else (-1, 1)
         rows = [min((states + 1) ** n, self.MAX_ROWS) for n in range(1, longest + 1)]
         self.tables = nn.ParameterList(nn.Parameter(torch.empty(r, width)) for r in rows for _ in self.sides)
-
-    @torch.no_grad()
-    def reset_parameters(self, generator: torch.Generator | None) -> None:
-        for table in self.tables:
-            table.zero_()
 
     def keys(self, x: Int[Tensor, "b L"], valid: Bool[Tensor, "b L"] | None) -> list[Int[Tensor, "b L"]]:
         """Return the row of every table that each position reads."""
@@ -183,12 +171,8 @@ class PositionEmbedding(Layer):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.width = width
+        self.width, self.fill = width, 1 / math.sqrt(width)
         self.gain = nn.Parameter(torch.empty(width))
-
-    @torch.no_grad()
-    def reset_parameters(self, generator: torch.Generator | None) -> None:
-        self.gain.fill_(1 / math.sqrt(self.width))
 
     def forward(self, length: int) -> Float[Tensor, "L width"]:
         """Return the embeddings of positions 0 … length − 1, in float32 or better."""

@@ -14,7 +14,6 @@ Reference: Vaswani et al. 2017, "Attention Is All You Need", arXiv 1706.03762.
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, final
 
 import torch
@@ -42,8 +41,7 @@ from sedd.runtime.cuda_graphs import GraphedFunction, OptionalTensors
 from sedd.tensors import compute_dtype, upcast, upcast_dtype
 
 
-@dataclass(frozen=True)
-class TransformerShape:
+class TransformerShape(NamedTuple):
     """The sizes that all blocks of a network have in common."""
 
     width: int
@@ -51,28 +49,8 @@ class TransformerShape:
     cond_dim: int | None
     """Width of the noise-level embedding; None for a network without noise conditioning."""
     dropout: float
-    zero_branches: bool = False
+    zero_branches: bool
     """Whether the last matrix of every residual branch is initialised to 0."""
-
-    def __post_init__(self) -> None:
-        if self.heads < 1 or self.width < 1 or self.width % self.heads:
-            raise ValueError(f"width {self.width} is not a multiple of heads {self.heads}")
-        if self.head_dim % 2:
-            raise ValueError(
-                f"width {self.width} over {self.heads} heads leaves {self.head_dim} per head; "
-                "rotary embeddings rotate pairs, so it must be even"
-            )
-        if self.cond_dim is not None and self.cond_dim < 1:
-            raise ValueError(
-                f"cond_dim is {self.cond_dim}; the noise-level embedding must be at least 1 wide "
-                "(time_conditioning=False has none)"
-            )
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout is {self.dropout}; it must lie in [0, 1)")
-
-    @property
-    def head_dim(self) -> int:
-        return self.width // self.heads
 
 
 # Attention -------------------------------------------------------------------------------------------------
@@ -173,13 +151,8 @@ class Block(nn.Module, ABC):
     ) -> tuple[Float[Tensor, "*s h"], ResidualBranch]:
         """Return the residual stream and the branch that is still to be added to it.
 
-        Args:
-            x: The residual stream.
-            branch: The previous block's branch, to be added to ``x``.
-            c: The noise-level embedding.
-            context: Rotary angles and the attention mask.
-            packed: In the last block, the positions that are read. Attention is over all positions, and everything
-                after it is computed for these alone.
+        In the last block ``packed`` are the positions that are read. Attention is over all positions, and everything
+        after it is computed for these alone.
         """
         w = self.block_weights()
         dtype = compute_dtype(w.qkv.weight)
@@ -247,7 +220,7 @@ class ModernBlock(Block):
         width, cond_dim = shape.width, shape.cond_dim
         self.qkv = Linear(width, 3 * width, bias=False)
         self.out = Linear(width, width, bias=False, zero=shape.zero_branches)
-        self.q_norm, self.k_norm = (NormWeights(shape.head_dim, bias=False) for _ in "qk")
+        self.q_norm, self.k_norm = (NormWeights(width // shape.heads, bias=False) for _ in "qk")
         self.up = Linear(width, 4 * width, bias=False)
         self.down = Linear(4 * width, width, bias=False, zero=shape.zero_branches)
         self.modulation = None if cond_dim is None else Float32Linear(cond_dim, 6 * width, bias=False, zero=True)
@@ -340,17 +313,26 @@ class Transformer(nn.Module, ABC):
             raise ValueError(f"states is {states} and outputs is {outputs}; a token needs at least 2 of each")
         if depth < 1:
             raise ValueError(f"depth is {depth}; a network needs at least 1 block")
+        if heads < 1 or width < 1 or width % heads:
+            raise ValueError(f"width {width} is not a multiple of heads {heads}")
+        if width // heads % 2:
+            raise ValueError(
+                f"width {width} over {heads} heads leaves {width // heads} per head; rotary embeddings rotate pairs, "
+                "so it must be even"
+            )
+        if time_conditioning and cond_dim < 1:
+            raise ValueError(
+                f"cond_dim is {cond_dim}; the noise-level embedding must be at least 1 wide (time_conditioning=False "
+                "has none)"
+            )
+        if not 0 <= dropout < 1:
+            raise ValueError(f"dropout is {dropout}; it must lie in [0, 1)")
         if hollow and (causal or ngrams):
             raise ValueError(
                 "a hollow network is not causal and has no n-gram embeddings: those of neighbours contain x_i"
             )
-        shape = TransformerShape(
-            width=width,
-            heads=heads,
-            cond_dim=cond_dim if time_conditioning else None,
-            dropout=dropout,
-            zero_branches=embedding_norm and not time_conditioning,
-        )
+        zero_branches = embedding_norm and not time_conditioning
+        shape = TransformerShape(width, heads, cond_dim if time_conditioning else None, dropout, zero_branches)
         self.states, self.causal, self.hollow, self.labels = states, causal, hollow, labels
         self.embedding_norm = embedding_norm
         self.activation_checkpointing, self.compiled = activation_checkpointing.none, False
@@ -361,7 +343,7 @@ class Transformer(nn.Module, ABC):
         self.ngram_embed = NgramEmbedding(states, width, ngrams, causal) if ngrams else None
         self.sigma_map = NoiseEmbedding(cond_dim) if time_conditioning else None
         self.position_embedding = None if self.is_reference else PositionEmbedding(width)
-        self.rotary_emb = RotaryEmbedding(shape.head_dim)
+        self.rotary_emb = RotaryEmbedding(width // heads)
         self.blocks = nn.ModuleList(self.block_class(shape) for _ in range(depth))
         self.output_layer = FinalLayer(shape, outputs, self.is_reference)
         if not self.head.weight.is_meta:  # which has no memory to initialise
@@ -524,9 +506,7 @@ class Transformer(nn.Module, ABC):
 
     def enable_fp8(self) -> None:
         """Use float8 products in the blocks where they are faster; the residual stream is then in the compute dtype."""
-        head = self.head.weight
-        if reason := fp8.unsupported_reason(head.device.type, head.shape[-1]):
-            raise ValueError(reason)
+        fp8.check_supported(self.head.weight.device.type, self.head.weight.shape[-1])
         for block in self.blocks:
             block.use_fp8 = True  # type: ignore[assignment]
 

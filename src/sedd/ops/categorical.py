@@ -25,23 +25,18 @@ class HeadLogits(NamedTuple):
 
 
 class SampledTokens(NamedTuple):
-    """The next token of every row."""
+    """The next token of every row, and the number of rows with a weight below 0, rounding aside."""
 
     tokens: Int[Tensor, " k"]
     clamped_count: Int[Tensor, ""]
-    """Rows with a weight below 0, rounding aside."""
 
 
 def sample_categorical(
     head: HeadLogits, x: Int[Tensor, " k"], weights: AffineWeights, u: Float[Tensor, "k 2"]
 ) -> SampledTokens:
-    """Draw the next token of every row.
+    """Draw the token that follows ``x`` in every row.
 
-    Args:
-        head: The scores.
-        x: The current token of every row.
-        weights: The weight of every next token, affine in the scores.
-        u: Two uniforms per row: the first decides whether the token changes, the second to which.
+    Of the two uniforms per row, the first decides whether the token changes, the second to which.
     """
     if x.is_cuda and devices.has_triton():
         from sedd.ops import categorical_triton

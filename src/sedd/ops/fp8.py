@@ -57,14 +57,7 @@ def fp8_linear(
     weight: Float[Tensor, "n k"],
     bias: Float[Tensor, " n"] | None,
 ) -> Float[Tensor, "*s n"]:
-    """Compute x·weightᵀ + bias in float8; the gradient of ``x`` is a float8 product too.
-
-    Args:
-        x: The input, for the gradient of the weight.
-        x_fp8: The input, quantized.
-        weight: Quantized here.
-        bias: Added in full precision.
-    """
+    """Compute x·weightᵀ + bias from quantized ``x``; its gradient is a float8 product too, the weight's is not."""
     y: Tensor = _Fp8Linear.apply(x.flatten(0, -2), *x_fp8, weight, bias)  # type: ignore[no-untyped-call]
     return y.view(*x.shape[:-1], len(weight))
 
@@ -83,10 +76,9 @@ class _Fp8Linear(torch.autograd.Function):
         return dx, None, None, dy.t() @ x, dy.sum(0) if ctx.has_bias else None
 
 
-def unsupported_reason(device: str, *sizes: int) -> str | None:
-    """Return why float8 cannot be used on a device for these matrix sizes; None: it can."""
-    if device == "cuda" and not devices.has_fp8():
-        return "float8 needs a GPU of compute capability 8.9 or more with Triton; use bfloat16"
-    if indivisible := [size for size in sizes if size % 16]:
-        return f"float8 needs a width that is a multiple of 16, and it is {indivisible[0]}; use bfloat16"
-    return None
+def check_supported(device: str, width: int) -> None:
+    """Raise ValueError where float8 cannot be used: on an older GPU, or with this width."""
+    if device == "cuda" and not (devices.has_triton() and torch.cuda.get_device_capability() >= (8, 9)):
+        raise ValueError("float8 needs a GPU of compute capability 8.9 or more with Triton; use bfloat16")
+    if width % 16:
+        raise ValueError(f"float8 needs a width that is a multiple of 16, and it is {width}; use bfloat16")

@@ -19,12 +19,7 @@ def nesterov_momentum(
 ) -> Tensor:
     """Set a ← μa + (1 − μ)g for every gradient g and its average a, and return all μa + (1 − μ)g, stacked.
 
-    Args:
-        gradients: Gradients of tensors of one shape.
-        averages: Their moving averages, updated in place.
-        momentum: μ.
-        found_inf: If 1, gradients are not read and averages stay as they are.
-        dtype: The dtype of the result.
+    The tensors have one shape. If ``found_inf`` is 1, gradients are not read and averages stay as they are.
     """
     if uses_kernel([*gradients, *averages]):
         from sedd.ops import momentum_triton

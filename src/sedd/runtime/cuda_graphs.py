@@ -175,10 +175,7 @@ class _HiddenGraph(NamedTuple):
     """A captured forward pass with its static inputs and output."""
 
     graph: Any
-    x: Tensor
-    sigma: Tensor
-    valid: Tensor | None
-    label: Tensor | None
+    inputs: OptionalTensors
     hidden: Tensor
 
 
@@ -212,36 +209,31 @@ class GraphedBackbone:
         label: Int[Tensor, " b"] | None = None,
     ) -> Float[Tensor, "b L h"]:
         """Return the hidden states that the head reads."""
+        inputs = x, sigma, valid, label
         rows, length = x.shape
         if not x.is_cuda or batch_bucket(rows) * length > MAX_TOKENS:
-            return self._call(x, sigma, valid, label)
+            return self._call(*inputs)
         key = batch_bucket(rows), length, valid is not None, label is not None
         if key not in self._graphs:
             self._graphs[key] = self._capture(*key, x.device)
         captured = self._graphs[key]
-        captured.x[:rows].copy_(x)
-        captured.sigma[:rows].copy_(sigma)
-        if captured.valid is not None and valid is not None:
-            captured.valid[:rows].copy_(valid)
-        if captured.label is not None and label is not None:
-            captured.label[:rows].copy_(label)
+        _copy(tuple(None if buffer is None else buffer[:rows] for buffer in captured.inputs), inputs)
         captured.graph.replay()
         return captured.hidden[:rows].clone()  # the next replay overwrites it
 
     def _capture(self, rows: int, length: int, padded: bool, labelled: bool, device: torch.device) -> _HiddenGraph:
         x = torch.zeros(rows, length, dtype=torch.long, device=device)
-        sigma = torch.ones(rows, device=device)
-        valid = torch.ones(rows, length, dtype=torch.bool, device=device) if padded else None
-        label = torch.zeros(rows, dtype=torch.long, device=device) if labelled else None
+        valid = torch.ones_like(x, dtype=torch.bool) if padded else None
+        inputs = x, torch.ones(rows, device=device), valid, x.new_zeros(rows) if labelled else None
         graph = torch.cuda.CUDAGraph()
         pool = next((g.graph.pool() for g in self._graphs.values()), None)  # shared: one graph runs at a time
         with capture_stream(device) as stream:
             with torch.cuda.stream(stream):  # libraries initialize in their first calls, which cannot be captured
                 for _ in range(2):
-                    self._call(x, sigma, valid, label)
+                    self._call(*inputs)
             with torch.cuda.graph(graph, pool, stream, "thread_local"):  # another thread may be sampling
-                hidden = self._call(x, sigma, valid, label)
-        return _HiddenGraph(graph, x, sigma, valid, label, hidden)
+                hidden = self._call(*inputs)
+        return _HiddenGraph(graph, inputs, hidden)
 
     def _call(self, x: Tensor, sigma: Tensor, valid: Tensor | None, label: Tensor | None) -> Tensor:
         hidden: Tensor = self._network.hidden(x, sigma, valid, **({} if label is None else {"label": label}))

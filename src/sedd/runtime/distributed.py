@@ -28,16 +28,11 @@ class Ranks:
 
     @property
     def is_main(self) -> bool:
-        """Whether this is rank 0, which writes files and prints."""
+        """Whether this is the rank that writes files and prints."""
         return self.rank == 0
 
     def local_slice(self, batch_size: int, micro_batches: int = 1) -> slice:
-        """Return the rows of a batch that this process computes.
-
-        Args:
-            batch_size: Rows of the batch over all processes.
-            micro_batches: Into how many equal parts each process will split its rows.
-        """
+        """Return the rows of a batch that this process computes, in ``micro_batches`` equal parts."""
         if batch_size % (self.world_size * micro_batches):
             parts = f", each in {micro_batches} equal parts" if micro_batches > 1 else ""
             raise ValueError(

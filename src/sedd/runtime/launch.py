@@ -13,7 +13,7 @@ class Launch(NamedTuple):
 
 
 def find_launch() -> Launch:
-    """Return the place of this process in a process group that exists, else as torchrun's variables say; or alone."""
+    """Return the rank in a process group that exists, else torchrun's, else rank 0 of 1."""
     dist = sys.modules.get("torch.distributed")
     if dist is not None and dist.is_available() and dist.is_initialized():
         return Launch(dist.get_rank(), dist.get_world_size())

@@ -2,8 +2,7 @@
 
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor, float64, nn
 
 
 class OffloadedNetwork(nn.Module):
@@ -16,16 +15,16 @@ class OffloadedNetwork(nn.Module):
     def __init__(self, network: nn.Module, device: str) -> None:
         super().__init__()
         self.module: Any = network.to(device)
+        self.device = device
 
     @property
     def depends_on_sigma(self) -> bool:
-        """Whether the output depends on the noise level."""
         return bool(self.module.depends_on_sigma)
 
     @property
-    def head(self) -> nn.Module:
+    def head(self) -> "OffloadedNetwork":
         """The output projection."""
-        return OffloadedNetwork(self.module.head, str(self._device))
+        return OffloadedNetwork(self.module.head, self.device)
 
     @property
     def weight(self) -> Tensor:
@@ -38,21 +37,14 @@ class OffloadedNetwork(nn.Module):
         return self._call(self.module.hidden, arguments, options)
 
     def forward(self, *arguments: Any, **options: Any) -> Tensor:
-        """Return the output."""
         return self._call(self.module, arguments, options)
 
-    @property
-    def _device(self) -> torch.device:
-        return next(self.module.parameters()).device  # type: ignore[no-any-return]
-
     def _call(self, function: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> Tensor:
-        device = self._device
-
-        def move(value: Any) -> Any:
-            if not isinstance(value, Tensor):
-                return value
-            return (value.float() if value.dtype == torch.float64 else value).to(device)
-
-        output = function(*map(move, arguments), **{name: move(value) for name, value in options.items()})
+        output = function(*map(self._move, arguments), **{name: self._move(value) for name, value in options.items()})
         logits: Tensor = getattr(output, "logits", output)
         return logits.cpu()
+
+    def _move(self, value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        return (value.float() if value.dtype == float64 else value).to(self.device)
