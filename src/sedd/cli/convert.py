@@ -50,17 +50,15 @@ def import_checkpoint(
     - `sedd sample model`
     """
     checkpoint.require_empty(out)
-    if not Path(source).exists() and not is_repo_id(source):
+    local = Path(source)
+    if not local.exists() and not is_repo_id(source):
         raise ValueError(f"{source} does not exist; give a folder, a file or a Hub id such as owner/name")
     announce(f"{source}: published weights, to {out}")
     from sedd import hub
     from sedd.hub import convert
 
     with Console(stderr=True).status("reading"):
-        local = Path(source)
-        if not local.exists() and is_repo_id(source):
-            local = hub.download(source, revision, pickles=True)
-        found = convert.read_published(local)
+        found = convert.read_published(local if local.exists() else hub.download(source, revision, pickles=True))
         tokens = hub.find_tokenizer(found, tokenizer)
         folder = convert.save_model_folder(found, tokens, out, hub.source_name(source))
     if tokens is None:
@@ -120,7 +118,14 @@ def export(
     if dtype is None:
         if data is not None:
             raise ValueError("eval measures what the dtype of the weights costs; add --dtype, or use sedd eval")
-        _export_published(model, out, format, as_json)
+        announce(
+            f"{model_name(model)}: weights in {f'the format {format}' if format else 'a published format'}, to {out}"
+        )
+        from sedd.hub import convert
+
+        with Console(stderr=True).status("writing"):
+            layout = convert.export_model(model, out, format)
+        print_record({"checkpoint": str(out), "layout": layout.name}, as_json)
         return
     check_choice("dtype", dtype, checkpoint.WEIGHT_DTYPES)
     if format is not None:
@@ -149,15 +154,6 @@ def export(
         bound = f"{result['nats_per_token']:.6f} ± {result['stderr_nats_per_token']:.6f} nats per token"
         show(f"bound on {cost['cost']['data']}: {bound}")
         print(f"cost of {dtype}: {hub.describe_cost(cost['cost'])}, on the same draws")
-
-
-def _export_published(model: Path, out: Path, format: str | None, as_json: bool) -> None:
-    announce(f"{model_name(model)}: weights in {f'the format {format}' if format else 'a published format'}, to {out}")
-    from sedd.hub import convert
-
-    with Console(stderr=True).status("writing"):
-        layout = convert.export_model(model, out, format)
-    print_record({"checkpoint": str(out), "layout": layout.name}, as_json)
 
 
 def _measure_cost(model: Path, out: Path, data: str, draws: int | None, device: str | None) -> dict[str, Any]:
@@ -212,15 +208,17 @@ def push(
 
 
 def _records(path: Path) -> list[dict[str, Any]]:
+    """Read results for a card: of sedd eval, one record per line."""
     from sedd.card_facts import RESULT_TYPES
 
     needed = ("nats_per_token", "stderr_nats_per_token", "protocol", "data")
+    advice = f"write results with: sedd eval MODEL DATA --out {path}"
     try:
         found = [parse_json(line) for line in read_text(path).splitlines()]
+        for number, record in enumerate(found, 1):
+            check_fields(f"line {number}", record, RESULT_TYPES, required=needed)
     except (OSError, ValueError) as error:
-        raise ValueError(f"{path} cannot be read as results: {error}") from None
-    if not found or not all(isinstance(record, dict) and set(needed) <= record.keys() for record in found):
-        raise ValueError(f"{path} holds no results; write them with: sedd eval MODEL DATA --out {path}")
-    for number, record in enumerate(found, 1):
-        check_fields(f"line {number} of {path}", record, RESULT_TYPES, required=needed)
+        raise ValueError(f"{path} cannot be read as results: {error}; {advice}") from None
+    if not found:
+        raise ValueError(f"{path} holds no results; {advice}")
     return found

@@ -1,7 +1,6 @@
 """``sedd info``: describe a model."""
 
 import json
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,17 +12,13 @@ from sedd.terminal import warn
 if TYPE_CHECKING:
     from sedd.card_facts import CardFacts
 
-
 EXPONENTS = {"F64": ("<u8", 0x7FF << 52), "F32": ("<u4", 0xFF << 23), "F16": ("<u2", 0x1F << 10)}
 EXPONENTS["BF16"] = ("<u2", 0xFF << 7)
 """Integers of the size of each dtype of a .safetensors file, and the bits that NaN and infinity alone have all set."""
 
 
 @app.command()
-def info(
-    model: OptionalModel = None,
-    as_json: AsJson = False,
-) -> None:
+def info(model: OptionalModel = None, as_json: AsJson = False) -> None:
     """Describe a model: size, noise process, objective, tokenizer, training progress, validation bounds, its card.
 
     The exit code is 2 if a weight is NaN or infinite: no other command takes such a model.
@@ -36,12 +31,14 @@ def info(
 
 def _describe(model: Path | str, as_json: bool) -> None:
     from sedd.card_facts import CardFacts
+    from sedd.runtime.run_log import read_log
     from sedd.tokenizer import load_tokenizer
     from sedd.training import checkpoint
 
     found = checkpoint.find_model(model)
-    folder, config = found.folder, found.config
-    state, options, stored = checkpoint.read_state(folder), config.noise.options, checkpoint.read_header(folder)
+    folder, config, run = found.folder, found.config, checkpoint.run_folder(found.folder)
+    state, stored = checkpoint.read_state(folder), checkpoint.read_header(folder)
+    facts, nonfinite = CardFacts.read(folder), _nonfinite(folder / "ema.safetensors")
     record: dict[str, Any] = {
         "folder": str(folder),
         "parameters": stored.parameters,
@@ -50,28 +47,33 @@ def _describe(model: Path | str, as_json: bool) -> None:
         "vocab_size": found.vocab_size,
         "seq_len": config.model.seq_len,
         "process": config.noise.process,
-        **({} if (share := config.noise.mask_share) is None else {"mask_share": share}),
-        "schedule": " ".join([str(config.noise.schedule), *(f"{name}={value}" for name, value in options.items())]),
+        "mask_share": config.noise.mask_share,
+        "schedule": " ".join([str(config.noise.schedule), *(f"{k}={v}" for k, v in config.noise.options.items())]),
         "objective": config.objective,
         "parameterization": config.model.parameterization,
         "architecture": config.describe_network() if config.network else config.model.architecture,
         "tokenizer": load_tokenizer(folder).kind,
-        **({"labels": ", ".join(found.labels)} if found.labels else {}),
+        "labels": ", ".join(found.labels) or None,
         "step": state["step"],
         "tokens": state["tokens"],
     }
-    bounds, facts, nonfinite = _bounds(folder, state), CardFacts.read(folder), _nonfinite(folder / "ema.safetensors")
-    card = {name: value for name, value in vars(facts).items() if value}
-    shown = {
-        name: f"{bounds[name]:.4f} nats per token at step {bounds[f'{name}_step']:,}"
-        for name in ("bound", "best_bound")
-        if None not in (bounds[name], bounds[f"{name}_step"])
+    record = {name: value for name, value in record.items() if value is not None}
+    has_log = (run / "log.jsonl").is_file()
+    logged = [r for r in (read_log(run) if has_log else ()) if "bound" in r and r["step"] <= state["step"]]
+    last = logged[-1] if logged else {}
+    bounds = {
+        "bound": last.get("bound"),
+        "bound_step": last.get("step"),
+        "bound_bits_per_char": last.get("bound_bits_per_char"),
+        "best_bound": state["best"],  # of the checkpoints that were saved
+        "best_bound_step": state["best_step"],
     }
+    card = {name: value for name, value in vars(facts).items() if value}
     if as_json:
         record |= {"nonfinite": nonfinite, **bounds, **({"card": card} if card else {})}
     else:
         record |= {"nonfinite": nonfinite} if nonfinite else {}
-        record |= _card_facts(facts) if card else shown or {"bound": _no_bound(folder, config.eval_every, str(model))}
+        record |= _card_facts(facts) if card else _describe_bounds(bounds, has_log, config.eval_every, model)
     print_record(record, as_json)
     if nonfinite is not None:
         warn(f"{folder}: weight {nonfinite} holds a value that is NaN or infinite; use another checkpoint")
@@ -86,42 +88,30 @@ def _nonfinite(path: Path) -> str | None:
         size = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(size))
     for name, entry in header.items():
-        if name == "__metadata__" or entry["dtype"] not in EXPONENTS or not math.prod(entry["shape"]):
+        if name == "__metadata__" or entry["dtype"] not in EXPONENTS:
             continue
-        (dtype, exponent), start = EXPONENTS[entry["dtype"]], 8 + size + entry["data_offsets"][0]
-        values = np.memmap(path, dtype, "r", start, math.prod(entry["shape"]))
-        for at in range(0, values.size, 2**22):
-            if ((values[at : at + 2**22] & np.array(exponent, dtype)) == exponent).any():
+        (dtype, exponent), (start, end) = EXPONENTS[entry["dtype"]], entry["data_offsets"]
+        step = 2**24
+        for at in range(start, end, step):
+            values = np.memmap(path, np.uint8, "r", 8 + size + at, min(step, end - at)).view(dtype)
+            if ((values & np.array(exponent, dtype)) == exponent).any():
                 return str(name)
     return None
 
 
-def _no_bound(folder: Path, every: int, model: str) -> str:
-    """Say why there is no bound, and how to get one."""
-    from sedd.training import checkpoint
-
-    if not (checkpoint.run_folder(folder) / "log.jsonl").is_file():
-        return f"none (no log of a run is with this model); compute it with: sedd eval {model} DATA"
-    when = f"the run evaluates every {every:,} steps and at its end" if every else "the run evaluates at its end"
-    return f"none yet ({when}); compute it with: sedd eval {model}"
-
-
-def _bounds(folder: Path, state: dict[str, Any]) -> dict[str, Any]:
-    """Return the last validation bound up to the step of a checkpoint, and the best of those that were saved."""
-    from sedd.runtime.run_log import read_log
-    from sedd.training import checkpoint
-
-    run = checkpoint.run_folder(folder)
-    records = read_log(run) if (run / "log.jsonl").is_file() else []
-    logged = [record for record in records if "bound" in record and record["step"] <= state["step"]]
-    last = logged[-1] if logged else {}
-    return {
-        "bound": last.get("bound"),
-        "bound_step": last.get("step"),
-        "bound_bits_per_char": last.get("bound_bits_per_char"),
-        "best_bound": state["best"],
-        "best_bound_step": state["best_step"],
+def _describe_bounds(bounds: dict[str, Any], has_log: bool, every: int, model: Path | str) -> dict[str, str]:
+    """Return the bounds for people, or why there is none and how to get one."""
+    shown = {
+        name: f"{bounds[name]:.4f} nats per token at step {bounds[f'{name}_step']:,}"
+        for name in ("bound", "best_bound")
+        if None not in (bounds[name], bounds[f"{name}_step"])
     }
+    if shown:
+        return shown
+    if not has_log:
+        return {"bound": f"none (no log of a run is with this model); compute it with: sedd eval {model} DATA"}
+    when = f"the run evaluates every {every:,} steps and at its end" if every else "the run evaluates at its end"
+    return {"bound": f"none yet ({when}); compute it with: sedd eval {model}"}
 
 
 def _card_facts(card: "CardFacts") -> dict[str, str]:
@@ -135,7 +125,5 @@ def _card_facts(card: "CardFacts") -> dict[str, str]:
     if cost := card.weights_cost:
         facts[f"cost of {cost.get('dtype')}"] = f"{cost['nats_per_token']:.6f} nats per token"
     metrics = card.sample_metrics or {}
-    facts |= {
-        name: str(metrics[name]) for name in ("validity", "uniqueness", "novelty") if metrics.get(name) is not None
-    }
+    facts |= {n: str(metrics[n]) for n in ("validity", "uniqueness", "novelty") if metrics.get(n) is not None}
     return {name: text for name, text in facts.items() if text}
