@@ -7,20 +7,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from sedd.cli import root
 from sedd.cli.evaluation_data import check_source, describe_source
-from sedd.cli.root import (
-    AsJson,
-    Device,
-    ModelFolder,
-    Networks,
-    announce,
-    app,
-    count_of,
-    model_name,
-    print_record,
-    show,
-    stderr_progress,
-)
 from sedd.files import parse_json, read_text
 from sedd.models import is_repo_id
 from sedd.schema import check_choice, check_fields
@@ -31,7 +19,7 @@ FORMATS = ("sedd", "radd", "mdlm")
 """The published formats, the keys of `hub.convert.LAYOUTS`."""
 
 
-@app.command("import")
+@root.app.command("import")
 def import_checkpoint(
     source: Annotated[str, typer.Argument(metavar="SRC", help="Folder, weights file, or Hub id (owner/name).")],
     out: Annotated[Path, typer.Option(help="Model folder to write; it must be new or empty.")],
@@ -39,7 +27,7 @@ def import_checkpoint(
         str | None, typer.Option(help="gpt2, a tokenizer.json, or a folder with one; by default the one beside SRC.")
     ] = None,
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a Hub id.")] = None,
-    as_json: AsJson = False,
+    as_json: root.AsJson = False,
 ) -> None:
     """Convert a published SEDD, RADD or MDLM checkpoint into a model folder.
 
@@ -53,7 +41,7 @@ def import_checkpoint(
     local = Path(source)
     if not local.exists() and not is_repo_id(source):
         raise ValueError(f"{source} does not exist; give a folder, a file or a Hub id such as owner/name")
-    announce(f"{source}: published weights, to {out}")
+    root.announce(f"{source}: published weights, to {out}")
     from sedd import hub
     from sedd.hub import convert
 
@@ -75,12 +63,12 @@ def import_checkpoint(
         "weights": " and ".join(found.weights),
         "bytes": (folder / "ema.safetensors").stat().st_size,
     }
-    print_record(record, as_json)
+    root.print_record(record, as_json)
 
 
-@app.command()
+@root.app.command()
 def export(
-    model: ModelFolder,
+    model: root.ModelFolder,
     out: Annotated[Path, typer.Option(help="Folder to write; it must be new or empty.")],
     dtype: Annotated[
         str | None,
@@ -99,9 +87,9 @@ def export(
         str | None,
         typer.Option(help="Write a published format, sedd, radd or mdlm; by default, without --dtype, what fits."),
     ] = None,
-    device: Device = None,
-    network: Networks = None,
-    as_json: AsJson = False,
+    device: root.Device = None,
+    network: root.Networks = None,
+    as_json: root.AsJson = False,
 ) -> None:
     """Write a model in another form: small, for sharing, or in a published format.
 
@@ -118,14 +106,12 @@ def export(
     if dtype is None:
         if data is not None:
             raise ValueError("eval measures what the dtype of the weights costs; add --dtype, or use sedd eval")
-        announce(
-            f"{model_name(model)}: weights in {f'the format {format}' if format else 'a published format'}, to {out}"
-        )
+        root.announce(f"weights in {f'the format {format}' if format else 'a published format'}, to {out}", model)
         from sedd.hub import convert
 
         with Console(stderr=True).status("writing"):
             layout = convert.export_model(model, out, format)
-        print_record({"checkpoint": str(out), "layout": layout.name}, as_json)
+        root.print_record({"checkpoint": str(out), "layout": layout.name}, as_json)
         return
     check_choice("dtype", dtype, checkpoint.WEIGHT_DTYPES)
     if format is not None:
@@ -137,7 +123,7 @@ def export(
 
         check_draws(draws)
     measured = f", bound on {describe_source(data)}" if data else ""
-    announce(f"{model_name(model)}: weights in {dtype}, to {out}{measured}")
+    root.announce(f"weights in {dtype}, to {out}{measured}", model)
     from sedd import hub
 
     was = checkpoint.read_header(checkpoint.find_model(model).folder)
@@ -146,13 +132,14 @@ def export(
     stored = checkpoint.read_header(out)
     cost = {} if data is None else _measure_cost(model, out, data, draws, device)
     if as_json:
-        print_record({"model": str(out), **stored._asdict(), "bytes_before": was.bytes, **cost}, as_json)
+        root.print_record({"model": str(out), **stored._asdict(), "bytes_before": was.bytes, **cost}, as_json)
         return
-    show(f"{out}: {stored.parameters:,} parameters in {stored.dtype}, {stored.bytes:,} bytes (before {was.bytes:,})")
+    size = f"{stored.bytes:,} bytes (before {was.bytes:,})"
+    root.show(f"{out}: {stored.parameters:,} parameters in {stored.dtype}, {size}")
     if cost:
         result = cost["evaluation"]
         bound = f"{result['nats_per_token']:.6f} ± {result['stderr_nats_per_token']:.6f} nats per token"
-        show(f"bound on {cost['cost']['data']}: {bound}")
+        root.show(f"bound on {cost['cost']['data']}: {bound}")
         print(f"cost of {dtype}: {hub.describe_cost(cost['cost'])}, on the same draws")
 
 
@@ -166,9 +153,9 @@ def _measure_cost(model: Path, out: Path, data: str, draws: int | None, device: 
     with distributed.process_group(device) as ranks:
         before, after = (load_model(folder, device=str(ranks.device)) for folder in (model, out))
         corpus = evaluation.read_corpus(data, protocol, after)
-        with stderr_progress("evaluating") as on_progress:
+        with root.stderr_progress("evaluating") as on_progress:
             result = evaluation.evaluate(after, corpus, protocol, ranks, draws=draws, on_progress=on_progress)
-        with stderr_progress("comparing") as on_progress:
+        with root.stderr_progress("comparing") as on_progress:
             difference = evaluation.evaluate_difference(
                 before, after, corpus, protocol, ranks, draws=draws, on_progress=on_progress
             )
@@ -178,17 +165,17 @@ def _measure_cost(model: Path, out: Path, data: str, draws: int | None, device: 
     return {"evaluation": result, "cost": cost}
 
 
-@app.command()
+@root.app.command()
 def push(
-    model: ModelFolder,
+    model: root.ModelFolder,
     repo: Annotated[str, typer.Argument(help="Name on the Hub: owner/name.")],
     result: Annotated[
         list[Path] | None, typer.Option(help="Results of sedd eval --out, for the model card. Repeatable.")
     ] = None,
     private: Annotated[bool, typer.Option("--private", help="Make a new repository private.")] = False,
     out: Annotated[Path | None, typer.Option(help="Folder to write the files to instead of uploading them.")] = None,
-    network: Networks = None,
-    as_json: AsJson = False,
+    network: root.Networks = None,
+    as_json: root.AsJson = False,
 ) -> None:
     """Upload a model to the Hugging Face Hub: EMA weights, configuration, tokenizer, and a model card with results."""
     if not is_repo_id(repo):
@@ -196,7 +183,7 @@ def push(
     results = [record for path in result or [] for record in _records(path)]
     if out is not None:
         checkpoint.require_empty(out)
-    announce(f"{model_name(model)}: {count_of(len(results), 'result')} for its card, to {out or f'{repo} on the Hub'}")
+    root.announce(f"{root.count_of(len(results), 'result')} for its card, to {out or f'{repo} on the Hub'}", model)
     from sedd import hub
 
     with Console(stderr=True).status("uploading" if out is None else "writing"):
@@ -204,7 +191,7 @@ def push(
             address = str(hub.save_pretrained(model, out, repo, results))
         else:
             address = hub.push_to_hub(model, repo, private=private, results=results)
-    print_record({"model": repo, "address": address}, as_json)
+    root.print_record({"model": repo, "address": address}, as_json)
 
 
 def _records(path: Path) -> list[dict[str, Any]]:

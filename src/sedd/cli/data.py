@@ -2,40 +2,24 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 
-from sedd.cache import KINDS, CacheEntry, cache_entries, cache_folder, clear_cache
-from sedd.cli.root import (
-    LABEL_HELP,
-    PACKING_HELP,
-    SOURCES_HELP,
-    TOKENIZER_HELP,
-    App,
-    AsJson,
-    Column,
-    Encoding,
-    app,
-    print_record,
-    show,
-    stderr_progress,
-)
+from sedd.cache import KINDS, cache_entries, cache_folder, clear_cache
+from sedd.cli import root
 from sedd.terminal import warn
 
-if TYPE_CHECKING:
-    from sedd.data import Index
-
-data = App(help="Tokenize corpora into shards on disk.", no_args_is_help=True)
-app.add_typer(data, name="data")
+data = root.App(help="Tokenize corpora into shards on disk.", no_args_is_help=True)
+root.app.add_typer(data, name="data")
 
 
 @data.command("prepare")
 def data_prepare(
-    sources: Annotated[list[str], typer.Argument(help=f"{SOURCES_HELP}.")],
+    sources: Annotated[list[str], typer.Argument(help=f"{root.SOURCES_HELP}.")],
     out: Annotated[Path, typer.Option(help="Folder to write; it must be new or empty.")],
-    tokenizer: Annotated[str, typer.Option(help=TOKENIZER_HELP, show_default=False)] = "bytes",
-    packing: Annotated[str | None, typer.Option(help=PACKING_HELP)] = None,
+    tokenizer: Annotated[str, typer.Option(help=root.TOKENIZER_HELP, show_default=False)] = "bytes",
+    packing: Annotated[str | None, typer.Option(help=root.PACKING_HELP)] = None,
     length: Annotated[
         int | None,
         typer.Option(help="Most tokens of a record, with --packing lines; longer ones are left out."),
@@ -47,43 +31,32 @@ def data_prepare(
             "(left out of the loss)."
         ),
     ] = None,
-    column: Column = None,
-    encoding: Encoding = None,
-    label: Annotated[str | None, typer.Option(help=LABEL_HELP)] = None,
+    column: root.Column = None,
+    encoding: root.Encoding = None,
+    label: Annotated[str | None, typer.Option(help=root.LABEL_HELP)] = None,
     val_fraction: Annotated[
         float, typer.Option(help="What training will hold out at the end; bpe is fitted to what comes before it.")
     ] = 0.05,
     workers: Annotated[int | None, typer.Option(help="Parallel workers; by default one per core.")] = None,
-    as_json: AsJson = False,
+    as_json: root.AsJson = False,
 ) -> None:
     """Tokenize a corpus into memory-mapped shards with an index, hashes and the tokenizer."""
     from sedd.data import TextEncoding, expand_sources, fit_tokenizer, prepare
     from sedd.data.token_files import refuse_fitting
     from sedd.training.config import DataConfig
 
-    packing = packing or ("packed" if label is None else "lines")
+    packing, encoding = packing or ("packed" if label is None else "lines"), encoding or "utf-8"
     refuse_fitting([file for source in expand_sources(sources) for file in source.files], tokenizer)
-    text_encoding = TextEncoding.for_tokenizer(tokenizer, encoding or "utf-8")
-    with stderr_progress("fitting the tokenizer"):
+    text_encoding = TextEncoding.for_tokenizer(tokenizer, encoding)
+    with root.stderr_progress("fitting the tokenizer"):
         fraction = DataConfig(tokenizer=tokenizer, val_fraction=val_fraction).fitted_fraction
         built = fit_tokenizer(tokenizer, sources, column, packing, text_encoding, fraction)
     if not built.is_lossless:
         warn(f"{tokenizer} is not lossless; decoded text may differ from the text encoded")
-    with stderr_progress("encoding") as on_progress:
-        index = prepare(
-            sources,
-            out,
-            built,
-            packing=packing,
-            length=length,
-            pad=pad,
-            column=column,
-            label=label,
-            encoding=encoding or "utf-8",
-            fraction=fraction,
-            workers=workers,
-            on_progress=on_progress,
-        )
+    with root.stderr_progress("encoding") as on_progress:
+        form: dict[str, Any] = {"packing": packing, "length": length, "pad": pad, "column": column, "label": label}
+        form |= {"encoding": encoding, "fraction": fraction, "workers": workers}
+        index = prepare(sources, out, built, **form, on_progress=on_progress)
     row = {
         "folder": str(out),
         "tokens": index.tokens,
@@ -97,44 +70,33 @@ def data_prepare(
     }
     if as_json:
         print(json.dumps(row))
-    else:
-        show(
-            f"{out}: {index.tokens} tokens in {index.records} records, {row['bytes_per_token']:.4f} bytes per token, "
-            f"vocabulary of {index.vocab_size}{_describe_records(index)}"
-        )
-
-
-def _describe_records(index: "Index") -> str:
-    """Return the length of records and how shorter ones are padded; nothing of packed text."""
-    if index.length is None:
-        return ""
+        return
     padding = {
         None: "none is shorter, so there is no padding",
         "model": "shorter ones are padded with a token that the model learns",
         "ignore": "shorter ones are padded, and padding is left out of the loss",
     }[index.pad]
-    return f"; records of {index.length} tokens, {padding}"
+    root.show(
+        f"{out}: {index.tokens} tokens in {index.records} records, {row['bytes_per_token']:.4f} bytes per token, "
+        f"vocabulary of {index.vocab_size}"
+        + (f"; records of {index.length} tokens, {padding}" if index.length is not None else "")
+    )
 
 
-@app.command("cache")
+@root.app.command("cache")
 def show_cache(
     clear: Annotated[
         bool, typer.Option("--clear", help="Remove what it holds; it is made again when it is needed.")
     ] = False,
-    as_json: AsJson = False,
+    as_json: root.AsJson = False,
 ) -> None:
     """Print the folder of prepared data and converted models (SEDD_CACHE, by default ~/.cache/sedd) and their size."""
     entries = clear_cache() if clear else list(cache_entries())
-    removed = {"removed": len(entries)} if clear else {}
-    print_record({"folder": str(cache_folder()), **removed, **_sizes(entries, as_json)}, as_json)
-
-
-def _sizes(entries: list[CacheEntry], as_json: bool) -> dict[str, int | str]:
-    """Return the bytes of each kind and in all; for people, in units that they read."""
     sizes = {kind: sum(entry.bytes for entry in entries if entry.kind == kind) for kind in KINDS}
     sizes["total"] = sum(sizes.values())
-    return {f"{kind}_bytes": size for kind, size in sizes.items()} if as_json else _readable(sizes)
-
-
-def _readable(sizes: dict[str, int]) -> dict[str, int | str]:
-    return {kind: f"{size / 2**20:,.1f} MiB" for kind, size in sizes.items()}
+    record: dict[str, Any] = {"folder": str(cache_folder()), **({"removed": len(entries)} if clear else {})}
+    if as_json:
+        record |= {f"{kind}_bytes": size for kind, size in sizes.items()}
+    else:
+        record |= {kind: f"{size / 2**20:,.1f} MiB" for kind, size in sizes.items()}
+    root.print_record(record, as_json)

@@ -140,16 +140,23 @@ def _root(
 
 
 def takes(options: Iterable[inspect.Parameter]) -> Callable[[F], F]:
-    """Let a command take these options as its ``**`` parameter."""
+    """Let a function take these options, by name, as its ``**`` parameter."""
+    added = list(options)
 
-    def change(command: F) -> F:
-        *own, _ = inspect.signature(command).parameters.values()
-        parameters = [*(p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in (*options, *own))]
-        command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        command.__annotations__ = {p.name: p.annotation for p in parameters}
-        return command
+    def change(function: F) -> F:
+        *own, _ = inspect.signature(function).parameters.values()
+        keywords = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in added]
+        parameters = {parameter.name: parameter for parameter in (*own, *keywords)}
+        function.__signature__ = inspect.Signature(list(parameters.values()))  # type: ignore[attr-defined]
+        function.__annotations__ = {name: parameter.annotation for name, parameter in parameters.items()}
+        return function
 
     return change
+
+
+def keywords(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    """Return the parameters of a function that are passed by name only: options of the command that calls it."""
+    return [p for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY]
 
 
 def list_names(names: registry.Registry, default: str | None = None, hidden: Collection[str] = ()) -> str:
@@ -266,10 +273,10 @@ def show(text: str) -> None:
     print(visible(text) if sys.stdout.isatty() else text, flush=True)
 
 
-def announce(work: str) -> None:
+def announce(work: str, model: Path | None = None) -> None:
     """State on stderr what a command is about to do, once its arguments are checked; of several processes, rank 0."""
     if find_launch().rank == 0:
-        warn(work)
+        warn(f"{model_name(model)}: {work}" if model else work)
 
 
 def count_of(number: int, noun: str) -> str:

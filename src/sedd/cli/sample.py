@@ -13,25 +13,8 @@ import typer
 from rich.console import Console
 
 from sedd import files
-from sedd.cli.root import (
-    AsJson,
-    FirstModel,
-    ModelDevice,
-    Networks,
-    OptionalModel,
-    Precision,
-    announce,
-    app,
-    check_out,
-    count_of,
-    model_name,
-    show,
-    split_model,
-    stderr_progress,
-    takes,
-    writing_to,
-)
-from sedd.files import read_text
+from sedd.cli import root
+from sedd.cli.root import count_of
 from sedd.sampling_settings import SETTINGS, SamplingSettings, check_length, parse_options, parse_steps
 from sedd.schema import MAX_SAMPLES, check_count
 from sedd.terminal import visible
@@ -42,16 +25,14 @@ if TYPE_CHECKING:
     from sedd.samplers import GeneratedSequence, Prompt, SamplingRun
 
 Length = Annotated[int | None, typer.Option(help="Tokens per sample; by default the model's sequence length.")]
-Watch = Annotated[bool, typer.Option("--watch", help="Show the texts on stderr as they form.")]
-Out = Annotated[
-    Path | None, typer.Option(help="File for the texts instead of stdout; JSON records if it ends in .jsonl.")
-]
 Batch = Annotated[int, typer.Option(help="Samples drawn at a time; affects speed and memory only.")]
 OPTION_HELP = (
     "Option of one sampler: theta=0.5 for theta; sites=2 for gibbs; strategy=loop or eta=0.02 for remask; "
     "direction=forward for ordered; bound=0.1 for entropy; pad=-1 for confidence or entropy, to reveal padding as any "
     "other token. Repeatable."
 )
+
+# Settings of sampling --------------------------------------------------------------------------------------
 
 
 def _sampling_options() -> Iterator[Parameter]:
@@ -66,7 +47,7 @@ def _sampling_options() -> Iterator[Parameter]:
     yield Parameter("options", Parameter.KEYWORD_ONLY, default=None, annotation=options)
 
 
-sampling_options = takes(list(_sampling_options()))
+sampling_options = root.takes(list(_sampling_options()))
 """Let a command take the options of sampling as ``**settings``; `sampling_settings` reads them."""
 
 
@@ -93,127 +74,31 @@ def describe_sampling(sampling: SamplingSettings, config: RunConfig | None) -> s
     return ", ".join(filter(None, parts))
 
 
-@app.command()
+# Generation ------------------------------------------------------------------------------------------------
+
+
 @sampling_options
-def sample(
-    model: OptionalModel = None,
-    count: Annotated[int, typer.Option("-n", "--count", help="Number of samples.")] = 4,
-    length: Length = None,
-    watch: Watch = False,
-    as_json: AsJson = False,
-    out: Out = None,
-    batch: Batch = 16,
-    device: ModelDevice = None,
-    network: Networks = None,
-    precision: Precision = None,
-    **settings: Any,
-) -> None:
-    """Generate texts unconditionally, or given a label.
-
-    Texts go to stdout, with control characters escaped and a line before each if there are several; --json and --out
-    keep them as they are. Statistics go to stderr. The same seed gives the same texts, up to rounding.
-    """
-    assert model is not None  # its callback returns the default
-    loaded, run = _prepare(model, settings, count, device, precision, length=length, batch=batch, out=out)
-    from sedd.samplers import blank_prompt
-
-    _generate(loaded, run, blank_prompt(loaded, count, length), (), watch, as_json, out, batch)
-
-
-@app.command()
-@sampling_options
-def infill(
-    model: FirstModel = None,
-    templates: Annotated[
-        list[str] | None, typer.Argument(help="Texts with gaps: 'The {8} sat.' has one gap of eight tokens.")
-    ] = None,
-    file: Annotated[Path | None, typer.Option(help="File with one template per line.")] = None,
-    count: Annotated[int, typer.Option("-n", "--count", help="Number of samples per template.")] = 1,
-    watch: Watch = False,
-    as_json: AsJson = False,
-    out: Out = None,
-    batch: Batch = 16,
-    device: ModelDevice = None,
-    network: Networks = None,
-    precision: Precision = None,
-    **settings: Any,
-) -> None:
-    """Fill the gaps of templates: at the beginning, at the end, or anywhere between.
-
-    {n} is a gap of n tokens; a literal brace is written twice. The given text is returned unchanged, but with a BPE
-    tokenizer, whose words include the space before them, a space before a gap is left to the gap: 'The {8} sat' may
-    become 'The, ... sat'. Under uniform noise the conditional distribution is approximate.
-    """
-    folder, given = _split(model, templates)
-    given += [line for line in read_text(file).splitlines() if line.strip()] if file else []
-    if not given:
-        raise ValueError("no template was given; write one, as in: sedd infill run 'The {8} sat.', or give --file")
-    loaded, run = _prepare(folder, settings, count, device, precision, templates=given, batch=batch, out=out)
-    from sedd.samplers import template
-
-    repeated = [text for text in given for _ in range(count)]
-    _generate(loaded, run, template.template_prompt(repeated, loaded), repeated, watch, as_json, out, batch)
-
-
-@app.command()
-@sampling_options
-def trace(
-    model: FirstModel = None,
-    templates: Annotated[
-        list[str] | None, typer.Argument(help="Texts with gaps; without any, texts are generated from noise.")
-    ] = None,
-    out: Annotated[Path, typer.Option(help="Picture to write: .html or .png.")] = Path("trace.html"),
-    count: Annotated[int, typer.Option("-n", "--count", help="Number of samples, without a template.")] = 1,
-    length: Length = None,
-    device: ModelDevice = None,
-    network: Networks = None,
-    precision: Precision = None,
-    **settings: Any,
-) -> None:
-    """Draw generated texts with each token coloured by the sampling step at which it appeared."""
-    if out.suffix not in (".html", ".png"):
-        raise ValueError(f"out is {out}; it must end in .html or .png")
-    folder, given = _split(model, templates)
-    loaded, run = _prepare(folder, settings, count, device, precision, length=length, templates=given, out=out)
-    from sedd import samplers
-    from sedd.trace import save_trace_png, trace_page, trace_tokens
-
-    prompt = samplers.template.template_prompt(given, loaded) if given else samplers.blank_prompt(loaded, count, length)
-    finished = _run_batches(run, prompt, 16, loaded, watch=False)
-    rows = [trace_tokens(loaded.tokenizer, sequence) for sequence, _, _ in finished]
-    title = f"{len(rows)} texts of {folder.name}" if len(rows) > 1 else f"A text of {folder.name}"
-    about = f"Sampler {run.name}, {settings['steps']} steps, seed {settings['seed']}."
-    with writing_to(out):
-        if out.suffix == ".png":
-            save_trace_png(rows, f"{title}. {about}", out)
-        else:
-            files.write_text(out, trace_page(rows, title, about))
-    show(str(out))
-    _print_stats(run)
-
-
-def _split(model: str | None, templates: list[str] | None) -> tuple[Path, list[str]]:
-    what = "a template with a gap, as in 'The {8} sat.'"
-    return split_model(model, templates or (), what, lambda text: "{" in text)
-
-
 def _prepare(
     model: Path,
-    settings: dict[str, Any],
     count: int,
-    device: str | None,
-    precision: str | None,
+    length: int | None,
+    templates: Sequence[str],
+    batch: int,
+    out: Path | None,
     *,
-    length: int | None = None,
-    templates: Sequence[str] = (),
-    batch: int = 1,
-    out: Path | None = None,
-) -> tuple["LoadedModel", "SamplingRun"]:
-    """Reject mistakes that show without the weights and announce what is sampled; then load the model."""
+    device: root.ModelDevice = None,
+    network: root.Networks = None,
+    precision: root.Precision = None,
+    **settings: Any,
+) -> tuple["LoadedModel", "SamplingRun", "Prompt"]:
+    """Reject mistakes that show without the weights and announce what is sampled; then load the model.
+
+    The prompt has ``count`` samples, or ``count`` of each template.
+    """
     from sedd.training import checkpoint
 
     if out is not None:
-        check_out(out)
+        root.check_out(out)
     check_count("count", count, most=MAX_SAMPLES)
     check_count("batch", batch)
     sampling = sampling_settings(settings)
@@ -232,13 +117,62 @@ def _prepare(
         texts = count_of(count, "sample") + (f" of {count_of(tokens, 'token')}" if tokens else "")
     if stored and sampling.label is not None:
         check_label(sampling.label, stored.labels)
-    announce(f"{model_name(model)}: {texts}, {describe_sampling(sampling, config)}")
+    root.announce(f"{texts}, {describe_sampling(sampling, config)}", model)
     from sedd import samplers
     from sedd.loading import load_model
     from sedd.runtime.device import resolve_device
 
     loaded = load_model(model, device=str(resolve_device(device)), precision=precision)
-    return loaded, samplers.SamplingRun.of(loaded, sampling)
+    run = samplers.SamplingRun.of(loaded, sampling)
+    if not templates:
+        return loaded, run, samplers.blank_prompt(loaded, count, length)
+    return loaded, run, samplers.template.template_prompt([t for t in templates for _ in range(count)], loaded)
+
+
+@root.takes(root.keywords(_prepare))
+def _generate(
+    model: Path,
+    count: int,
+    length: int | None,
+    templates: Sequence[str],
+    *,
+    watch: Annotated[bool, typer.Option("--watch", help="Show the texts on stderr as they form.")] = False,
+    as_json: root.AsJson = False,
+    out: Annotated[
+        Path | None, typer.Option(help="File for the texts instead of stdout; JSON records if it ends in .jsonl.")
+    ] = None,
+    batch: Batch = 16,
+    **options: Any,
+) -> None:
+    """Sample, write every text as soon as its batch is done, then print the statistics.
+
+    Texts that may hold line ends are separated by a line; those that are shown have their control characters escaped.
+    """
+    loaded, run, prompt = _prepare(model, count, length, templates, batch, out, **options)
+    from sedd.tokenizer import Integers
+    from sedd.trace import separator
+
+    as_json = as_json or (out is not None and out.suffix == ".jsonl")
+    has_lines = loaded.config.data.packing == "packed" and not isinstance(loaded.tokenizer, Integers)
+    with nullcontext(sys.stdout) if out is None else _open_output(out) as file:
+        for sequence, index, cost in _run_batches(run, prompt, batch, loaded, watch):
+            text = loaded.tokenizer.decode(sequence.ids)
+            if as_json:
+                template = {"template": templates[index // count]} if templates else {}
+                record = {"text": text, "ids": sequence.ids, "sample": index, **cost, **run.describe(), **template}
+                text = json.dumps(record)
+            else:
+                if has_lines and len(prompt.given) > 1:
+                    print(separator(index + 1), file=file)
+                text = visible(text, line_ends=has_lines) if out is None else text
+            print(text, file=file, flush=out is None)
+    _print_stats(run)
+
+
+@contextmanager
+def _open_output(out: Path) -> Iterator[TextIO]:
+    with root.writing_to(out), files.atomic_write(out) as temporary, temporary.open("w", encoding="utf-8") as file:
+        yield file
 
 
 def _run_batches(
@@ -251,7 +185,7 @@ def _run_batches(
     console, stats = Console(stderr=True), run.stats
     total, grid = len(prompt.given), len(run.times)
     steps = max(1, grid - 1 if grid else int(prompt.blank.sum(-1).max()))  # without a grid, one token per step
-    with stderr_progress("sampling", shown=not watch) as on_progress:
+    with root.stderr_progress("sampling", shown=not watch) as on_progress:
         for first in range(0, total, batch):
             part = prompt.rows(slice(first, first + batch)).to(loaded.device)
             size = len(part.given)
@@ -266,46 +200,6 @@ def _run_batches(
             cost = {"calls": (stats.row_calls - calls) / size, "seconds": took}
             for i, sequence in enumerate(samplers.final_sequences(last, part)):
                 yield sequence, first + i, cost
-
-
-def _generate(
-    loaded: "LoadedModel",
-    run: "SamplingRun",
-    prompt: "Prompt",
-    templates: Sequence[str],
-    watch: bool,
-    as_json: bool,
-    out: Path | None,
-    batch: int,
-) -> None:
-    """Sample, write every text as soon as its batch is done, then print the statistics.
-
-    Texts that may hold line ends are separated by a line; those that are shown have their control characters escaped.
-    """
-    from sedd.tokenizer import Integers
-    from sedd.trace import separator
-
-    as_json = as_json or (out is not None and out.suffix == ".jsonl")
-    has_lines = loaded.config.data.packing == "packed" and not isinstance(loaded.tokenizer, Integers)
-    with nullcontext(sys.stdout) if out is None else _open_output(out) as file:
-        for sequence, index, cost in _run_batches(run, prompt, batch, loaded, watch):
-            text = loaded.tokenizer.decode(sequence.ids)
-            if as_json:
-                template = {"template": templates[index]} if templates else {}
-                record = {"text": text, "ids": sequence.ids, "sample": index, **cost, **run.describe(), **template}
-                text = json.dumps(record)
-            else:
-                if has_lines and len(prompt.given) > 1:
-                    print(separator(index + 1), file=file)
-                text = visible(text, line_ends=has_lines) if out is None else text
-            print(text, file=file, flush=out is None)
-    _print_stats(run)
-
-
-@contextmanager
-def _open_output(out: Path) -> Iterator[TextIO]:
-    with writing_to(out), files.atomic_write(out) as temporary, temporary.open("w", encoding="utf-8") as file:
-        yield file
 
 
 def _print_stats(run: "SamplingRun") -> None:
@@ -323,3 +217,84 @@ def _print_stats(run: "SamplingRun") -> None:
     if run.sampler.order == 0:
         note = f"{run.name} need not sample the model's distribution: {run.sampler.assumes}"
         print(f"note: {visible(note)}", file=sys.stderr)
+
+
+def _split(model: str | None, templates: list[str] | None) -> tuple[Path, list[str]]:
+    what = "a template with a gap, as in 'The {8} sat.'"
+    return root.split_model(model, templates or (), what, lambda text: "{" in text)
+
+
+# Commands --------------------------------------------------------------------------------------------------
+
+
+@root.app.command()
+@root.takes(root.keywords(_generate))
+def sample(
+    model: root.OptionalModel = None,
+    count: Annotated[int, typer.Option("-n", "--count", help="Number of samples.")] = 4,
+    length: Length = None,
+    **options: Any,
+) -> None:
+    """Generate texts unconditionally, or given a label.
+
+    Texts go to stdout, with control characters escaped and a line before each if there are several; --json and --out
+    keep them as they are. Statistics go to stderr. The same seed gives the same texts, up to rounding.
+    """
+    assert model is not None  # its callback returns the default
+    _generate(model, count, length, (), **options)
+
+
+@root.app.command()
+@root.takes(root.keywords(_generate))
+def infill(
+    model: root.FirstModel = None,
+    templates: Annotated[
+        list[str] | None, typer.Argument(help="Texts with gaps: 'The {8} sat.' has one gap of eight tokens.")
+    ] = None,
+    file: Annotated[Path | None, typer.Option(help="File with one template per line.")] = None,
+    count: Annotated[int, typer.Option("-n", "--count", help="Number of samples per template.")] = 1,
+    **options: Any,
+) -> None:
+    """Fill the gaps of templates: at the beginning, at the end, or anywhere between.
+
+    {n} is a gap of n tokens; a literal brace is written twice. The given text is returned unchanged, but with a BPE
+    tokenizer, whose words include the space before them, a space before a gap is left to the gap: 'The {8} sat' may
+    become 'The, ... sat'. Under uniform noise the conditional distribution is approximate.
+    """
+    folder, given = _split(model, templates)
+    given += [line for line in files.read_text(file).splitlines() if line.strip()] if file else []
+    if not given:
+        raise ValueError("no template was given; write one, as in: sedd infill run 'The {8} sat.', or give --file")
+    _generate(folder, count, None, given, **options)
+
+
+@root.app.command()
+@root.takes(root.keywords(_prepare))
+def trace(
+    model: root.FirstModel = None,
+    templates: Annotated[
+        list[str] | None, typer.Argument(help="Texts with gaps; without any, texts are generated from noise.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Picture to write: .html or .png.")] = Path("trace.html"),
+    count: Annotated[int, typer.Option("-n", "--count", help="Number of samples, or of samples per template.")] = 1,
+    length: Length = None,
+    **options: Any,
+) -> None:
+    """Draw generated texts with each token coloured by the sampling step at which it appeared."""
+    if out.suffix not in (".html", ".png"):
+        raise ValueError(f"out is {out}; it must end in .html or .png")
+    folder, given = _split(model, templates)
+    loaded, run, prompt = _prepare(folder, count, length, given, 16, out, **options)
+    from sedd.trace import save_trace_png, trace_page, trace_tokens
+
+    finished = _run_batches(run, prompt, 16, loaded, watch=False)
+    rows = [trace_tokens(loaded.tokenizer, sequence) for sequence, _, _ in finished]
+    title = f"{len(rows)} texts of {folder.name}" if len(rows) > 1 else f"A text of {folder.name}"
+    about = f"Sampler {run.name}, {options['steps']} steps, seed {options['seed']}."
+    with root.writing_to(out):
+        if out.suffix == ".png":
+            save_trace_png(rows, f"{title}. {about}", out)
+        else:
+            files.write_text(out, trace_page(rows, title, about))
+    root.show(str(out))
+    _print_stats(run)

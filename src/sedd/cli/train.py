@@ -9,23 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from sedd.cli.root import (
-    LABEL_HELP,
-    PACKING_HELP,
-    SOURCES_HELP,
-    TOKENIZER_HELP,
-    AsJson,
-    Column,
-    Device,
-    Encoding,
-    announce,
-    app,
-    list_names,
-    print_record,
-    show,
-    stderr_progress,
-    takes,
-)
+from sedd.cli import root
+from sedd.cli.root import list_names
 from sedd.runtime.launch import find_launch
 from sedd.terminal import warn
 from sedd.training import recipes
@@ -51,11 +36,11 @@ OBJECTIVES_HELP = "Objectives and what they learn, under every process unless on
 )
 
 
-@app.command("train", epilog=OBJECTIVES_HELP)
+@root.app.command("train", epilog=OBJECTIVES_HELP)
 def train_model(
     context: typer.Context,
     sources: Annotated[
-        list[str] | None, typer.Argument(help=f"{SOURCES_HELP}, or a folder written by sedd data prepare.")
+        list[str] | None, typer.Argument(help=f"{root.SOURCES_HELP}, or a folder written by sedd data prepare.")
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder of the run: checkpoints, logs and configuration.")] = Path("run"),
     recipe: Annotated[
@@ -77,7 +62,8 @@ def train_model(
     process: Annotated[
         str | None,
         typer.Option(
-            help=f"Noise process: {list_names(PROCESSES, 'absorbing')}.", autocompletion=lambda: list(PROCESSES.names)
+            help=f"Noise process: {list_names(PROCESSES, 'absorbing')}.",
+            autocompletion=lambda: list(PROCESSES.names),
         ),
     ] = None,
     parameterization: Annotated[
@@ -95,11 +81,11 @@ def train_model(
             autocompletion=lambda: TRAINABLE,
         ),
     ] = None,
-    tokenizer: Annotated[str | None, typer.Option(help=TOKENIZER_HELP)] = None,
-    packing: Annotated[str | None, typer.Option(help=PACKING_HELP)] = None,
-    label: Annotated[str | None, typer.Option(help=LABEL_HELP)] = None,
-    column: Column = None,
-    encoding: Encoding = None,
+    tokenizer: Annotated[str | None, typer.Option(help=root.TOKENIZER_HELP)] = None,
+    packing: Annotated[str | None, typer.Option(help=root.PACKING_HELP)] = None,
+    label: Annotated[str | None, typer.Option(help=root.LABEL_HELP)] = None,
+    column: root.Column = None,
+    encoding: root.Encoding = None,
     seq_len: Annotated[
         int | None, typer.Option(help="Tokens per sequence; with --packing lines, longer records are left out.")
     ] = None,
@@ -118,7 +104,7 @@ def train_model(
     ] = None,
     save_every: Annotated[int | None, typer.Option(help="Training steps between checkpoints.")] = None,
     seed: Annotated[int | None, typer.Option(help="Random seed of initial weights, data order and noise.")] = None,
-    device: Device = None,
+    device: root.Device = None,
     config: Annotated[
         Path | None,
         typer.Option(help="YAML or JSON file of configuration keys, such as a config.json of a run or a model."),
@@ -141,7 +127,7 @@ def train_model(
         str | None,
         typer.Option(help="Send the log to a tracker too: wandb (Weights & Biases) or trackio; each is an extra."),
     ] = None,
-    as_json: AsJson = False,
+    as_json: root.AsJson = False,
 ) -> None:
     """Train a model, in one process or, under torchrun, in several.
 
@@ -183,7 +169,7 @@ def train_model(
             print(json.dumps({"run": str(out), "step": state.step, "tokens": state.tokens, **times, **bound}))
         else:
             bits = bound.get("bound_bits_per_char")  # none where the tokens are not text
-            show(
+            root.show(
                 f"{out}: {state.step} steps, validation bound {bound['bound']:.4f} nats per token "
                 + ("" if bits is None else f"= {bits:.4f} bits per character ")
                 + f"(± {bound['bound_stderr']:.4f} nats)"
@@ -197,8 +183,8 @@ NOT_PLANNED = ("context", "out", "save_every", "seed", "resume", "compile", "fsd
 """Parameters of ``sedd train`` that ``sedd plan`` does not have."""
 
 
-@app.command("plan", epilog=OBJECTIVES_HELP)
-@takes(option for name, option in inspect.signature(train_model).parameters.items() if name not in NOT_PLANNED)
+@root.app.command("plan", epilog=OBJECTIVES_HELP)
+@root.takes(option for name, option in inspect.signature(train_model).parameters.items() if name not in NOT_PLANNED)
 def plan_run(**options: Any) -> None:
     """Estimate a run on this machine within 20 seconds: its steps, characters, memory, time and expected result.
 
@@ -208,13 +194,13 @@ def plan_run(**options: Any) -> None:
     run_config = _configure(options)
     from sedd.training.dry_run import estimate_cost
 
-    with stderr_progress("measuring") as on_progress:
+    with root.stderr_progress("measuring") as on_progress:
         record = estimate_cost(run_config, on_progress, options["device"])
     as_json = options["as_json"]
     if not as_json and "expected_bits_per_char" in record:
         error = record.pop("expected_bits_error")
         record["expected_bits_per_char"] = f"{record['expected_bits_per_char']:.2f} ± {error:.2f}"
-    print_record({name: value for name, value in record.items() if as_json or value is not None}, as_json)
+    root.print_record({name: value for name, value in record.items() if as_json or value is not None}, as_json)
 
 
 def _configure(options: dict[str, Any], out: Path | None = None) -> RunConfig:
@@ -228,7 +214,7 @@ def _configure(options: dict[str, Any], out: Path | None = None) -> RunConfig:
         recipe=options["recipe"],
         file=options["config"],
         sets=options["sets"] or [],
-        on_sizing=announce,
+        on_sizing=root.announce,
         device=options["device"],
     )
     datasets.check_data(config.data)
