@@ -1,5 +1,6 @@
 """Fixed-length token blocks of a prepared dataset, and the order in which training visits them."""
 
+import copy
 import math
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -54,12 +55,8 @@ class TokenBlocks:
 
     def __init__(self, folder: Path, length: int | None, name: str) -> None:
         index = Index.read(folder)
-        self.folder, self.index, self.tokenizer, self.vocab_size = (
-            folder,
-            index,
-            load_tokenizer(folder),
-            index.vocab_size,
-        )
+        self.folder, self.index, self.tokenizer = folder, index, load_tokenizer(folder)
+        self.vocab_size = index.vocab_size
         if self.tokenizer.fingerprint() != index.tokenizer:
             raise ValueError(f"the tokenizer in {folder} does not match its index; {PREPARE_AGAIN}")
         self.name, self.length = name, _block_length(name, index, length)
@@ -114,7 +111,7 @@ class TokenBlocks:
         """
         if isinstance(self.tokenizer, Integers):
             return None, None
-        tokens, characters, size = self._split_text if indices is None else self._count_text(self._first + indices)
+        tokens, characters, size = self._split_text if indices is None else self._count_text(indices)
         return characters / tokens, size / tokens
 
     @property
@@ -140,20 +137,21 @@ class TokenBlocks:
         Only held-out blocks are decoded: the index holds the counts of all text, and training is the difference.
         """
         if self._split == "validation":
-            return self._count_text(np.arange(self._first, self._total))
+            return self._count_text(np.arange(len(self)))
         tokens = self.index.records * self.length if self.index.pad == "model" else self.index.tokens
         counts = tokens, self.index.characters, self.index.bytes
         if self._split == "all":
             return counts
-        held_out = self._count_text(np.arange(self._count, self._total))
-        tokens, characters, size = (a - b for a, b in zip(counts, held_out, strict=True))
-        return tokens, characters, size
+        held_out = copy.copy(self)
+        held_out._first, held_out._count = self._count, self._total - self._count
+        out = held_out._count_text(np.arange(len(held_out)))
+        return counts[0] - out[0], counts[1] - out[1], counts[2] - out[2]
 
-    def _count_text(self, numbers: Int[np.ndarray, " n"]) -> tuple[int, int, int]:
+    def _count_text(self, indices: Int[np.ndarray, " n"]) -> tuple[int, int, int]:
         """Count the tokens of blocks that count in the loss, and the characters and bytes that they decode to."""
         counts = np.zeros(3, np.int64)
-        for part in np.array_split(numbers, 1 + len(numbers) * self.length // COUNTED):
-            rows, valid = self._read(part)
+        for part in np.array_split(indices, 1 + len(indices) * self.length // COUNTED):
+            rows, valid = self.read(part)
             text = self.tokenizer.decode_bytes(rows[valid])
             counts += valid.sum(), len(text.decode(errors="surrogateescape")), len(text)
         tokens, characters, size = counts.tolist()
@@ -167,10 +165,7 @@ class TokenBlocks:
         """
         if indices.size and not 0 <= indices.min() <= indices.max() < self._count:
             raise ValueError(f"block indices lie in {indices.min()}..{indices.max()}; there are 0..{self._count - 1}")
-        return self._read(self._first + indices)
-
-    def _read(self, numbers: Int[np.ndarray, " n"]) -> tuple[Int[np.ndarray, "n length"], Bool[np.ndarray, "n length"]]:
-        """Read blocks of any split: of each shard at once what lies in it, and one by one what lies in several."""
+        numbers = self._first + indices
         if self.index.packing == "packed":
             starts, lengths = numbers * self.length, np.full(len(numbers), self.length)
         else:
@@ -178,11 +173,11 @@ class TokenBlocks:
         rows = np.zeros((len(numbers), self.length), np.int64)
         shard = np.searchsorted(self._ends[:-1], starts, side="right")
         in_one = starts + lengths <= self._ends[shard]
-        for number in np.unique(shard[in_one]).tolist():
+        for number in np.unique(shard[in_one]).tolist():  # all rows in a shard at once
             chosen, tokens = in_one & (shard == number), self._shards[number]
             offsets = starts[chosen] - self._begins[number]
             rows[chosen] = tokens[np.minimum(offsets[:, None] + np.arange(self.length), len(tokens) - 1)]
-        for i in np.flatnonzero(~in_one).tolist():
+        for i in np.flatnonzero(~in_one).tolist():  # one by one those that lie in several
             first, last = (np.maximum(at - self._begins, 0) for at in (starts[i], starts[i] + lengths[i]))
             parts = [tokens[a:b] for tokens, a, b in zip(self._shards, first, last, strict=True)]
             rows[i, : lengths[i]] = np.concatenate(parts)

@@ -6,7 +6,7 @@ import re
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, final
@@ -60,23 +60,9 @@ class Tokenizer(ABC):
     def _decode(self, ids: Ids) -> str:
         """Decode ids of the base vocabulary."""
 
-    @abstractmethod
-    def _piece(self, id: int) -> str:
-        """Return the text of one id of the base vocabulary, printable or not."""
-
-    def settings(self) -> dict[str, Any]:
-        """Return the entries of tokenizer_config.json other than kind and special ids."""
-        return {}
-
-    @property
-    def extra_files(self) -> Mapping[str, bytes]:
-        """Files next to tokenizer_config.json, name to content."""
-        return {}
-
-    @classmethod
-    def restore(cls, folder: Path, config: Mapping[str, Any]) -> "Tokenizer":
-        """Rebuild the tokenizer saved in ``folder``; raise KeyError or TypeError if ``config`` is damaged."""
-        return cls(**{name: value for name, value in config.items() if name not in ("format", "kind")})
+    def _shown(self, id: int, text: str) -> str:
+        """Return what stands for an id whose text is empty or holds U+FFFD, as of a part of a character."""
+        return text
 
     @property
     def keeps_bytes(self) -> bool:
@@ -108,34 +94,27 @@ class Tokenizer(ABC):
 
     def decode(self, ids: ArrayLike) -> str:
         """Decode ids; special ids are skipped."""
-        return self._decode(self._without_specials(ids))
+        return self._decode(self.check_ids(ids, skip_specials=True))
 
     def decode_bytes(self, ids: ArrayLike) -> bytes:
         """Decode ids to UTF-8, and to other bytes where the tokenizer keeps them; special ids are skipped."""
-        return self._decode_bytes(self._without_specials(ids))
-
-    def _decode_bytes(self, ids: Ids) -> bytes:
-        return utf8(self._decode(ids))
-
-    def _without_specials(self, ids: ArrayLike) -> Ids:
-        row = self.check_ids(ids)
-        for special in (self.eos, self.pad):
-            row = row if special is None else row[row != special]
-        return row
+        return utf8(self.decode(ids))
 
     def tokens(self, ids: ArrayLike) -> list[str]:
         """Return one printable string per id."""
-        return list(map(self._printable, self.check_ids(ids).tolist()))
+        row, found = self.check_ids(ids), []
+        for i, id in enumerate(row.tolist()):
+            if id in (self.eos, self.pad):
+                found.append("<eos>" if id == self.eos else PAD_TEXT)
+                continue
+            text = self._decode(row[i : i + 1])
+            text = self._shown(id, text) if not text or "\ufffd" in text else text
+            if not text.isprintable():
+                text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+            found.append(text)
+        return found
 
-    def _printable(self, id: int) -> str:
-        if id in (self.eos, self.pad):
-            return "<eos>" if id == self.eos else PAD_TEXT
-        text = self._piece(id)
-        if text.isprintable():
-            return text
-        return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-
-    def check_ids(self, ids: ArrayLike) -> Ids:
+    def check_ids(self, ids: ArrayLike, skip_specials: bool = False) -> Ids:
         """Return ``ids`` as a vector of int64; raise ValueError if one is not an id of this tokenizer."""
         row = np.asarray(ids).reshape(-1)
         if row.size and row.dtype.kind not in "iu":
@@ -145,12 +124,24 @@ class Tokenizer(ABC):
             id = int(row[bad][0])
             mask = " (the mask, which has no text)" if id == self.vocab_size else ""
             raise ValueError(f"id {id}{mask} is not a token id; ids must lie in 0..{self.vocab_size - 1}")
+        for special in (self.eos, self.pad) if skip_specials else ():
+            row = row if special is None else row[row != special]
         return row.astype(np.int64)
+
+    def settings(self) -> dict[str, Any]:
+        """Return the fields that tokenizer_config.json stores besides kind and special ids."""
+        own = (field for field in fields(self) if field.name not in ("eos", "pad"))
+        return {field.name: value for field in own if (value := getattr(self, field.name)) != field.default}
 
     def files(self) -> dict[str, bytes]:
         """Return the saved form, file name to content; equal tokenizers give equal bytes."""
         config = {"format": FORMAT, "kind": self.kind, "eos": self.eos, "pad": self.pad, **self.settings()}
-        return {CONFIG: (json.dumps(config, indent=1, sort_keys=True) + "\n").encode(), **self.extra_files}
+        return {CONFIG: (json.dumps(config, indent=1, sort_keys=True) + "\n").encode()}
+
+    @classmethod
+    def restore(cls, folder: Path, config: Mapping[str, Any]) -> "Tokenizer":
+        """Rebuild the tokenizer saved in ``folder``; raise KeyError or TypeError if ``config`` is damaged."""
+        return cls(**{name: value for name, value in config.items() if name not in ("format", "kind")})
 
     def save(self, folder: Path) -> None:
         """Write the saved form into ``folder``, creating it if needed."""
@@ -180,13 +171,13 @@ class Bytes(Tokenizer):
         return [np.frombuffer(utf8(text, keeps_bytes=True), np.uint8).astype(np.int64) for text in texts]
 
     def _decode(self, ids: Ids) -> str:
-        return self._decode_bytes(ids).decode(errors="replace")  # samples need not be valid UTF-8
+        return ids.astype(np.uint8).tobytes().decode(errors="replace")  # samples need not be valid UTF-8
 
-    def _decode_bytes(self, ids: Ids) -> bytes:
-        return ids.astype(np.uint8).tobytes()
+    def decode_bytes(self, ids: ArrayLike) -> bytes:
+        return self.check_ids(ids, skip_specials=True).astype(np.uint8).tobytes()
 
-    def _piece(self, id: int) -> str:
-        return chr(id) if id < 128 else f"\\x{id:02x}"
+    def _shown(self, id: int, text: str) -> str:
+        return f"\\x{id:02x}"
 
 
 @final
@@ -232,29 +223,23 @@ class Characters(Tokenizer):
         return table
 
     def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
-        return list(map(self._encode, texts))
-
-    def _encode(self, text: str) -> Ids:
-        ids: Ids = np.empty(len(text), np.int64)
-        for i in range(0, len(text), PART):
-            self._id_of.take(_code_points(text[i : i + PART]), mode="clip", out=ids[i : i + PART])
-        if ids.min(initial=0) < 0:
-            position = int(np.flatnonzero(ids < 0)[0])
-            raise ValueError(
-                f"character {text[position]!r} at position {position} is not among the {self.base_size} of this "
-                "tokenizer; fit it to this text too, or use bytes, which encode every character"
-            )
-        return ids
-
-    def settings(self) -> dict[str, Any]:
-        return {"alphabet": self.alphabet}
+        rows: list[Ids] = []
+        for text in texts:
+            ids: Ids = np.empty(len(text), np.int64)
+            for i in range(0, len(text), PART):
+                self._id_of.take(_code_points(text[i : i + PART]), mode="clip", out=ids[i : i + PART])
+            if ids.min(initial=0) < 0:
+                position = int(np.flatnonzero(ids < 0)[0])
+                raise ValueError(
+                    f"character {text[position]!r} at position {position} is not among the {self.base_size} of this "
+                    "tokenizer; fit it to this text too, or use bytes, which encode every character"
+                )
+            rows.append(ids)
+        return rows
 
     def _decode(self, ids: Ids) -> str:
         points: bytes = self._points[ids].tobytes()
         return points.decode("utf-32-le", "surrogatepass")
-
-    def _piece(self, id: int) -> str:
-        return self.alphabet[id]
 
 
 @final
@@ -305,14 +290,8 @@ class Integers(Tokenizer):
             )
         return values.astype(np.int64) - self.low
 
-    def settings(self) -> dict[str, Any]:
-        return {"size": self.size, **({"low": self.low} if self.low else {})}
-
     def _decode(self, ids: Ids) -> str:
         return " ".join(map(str, (ids + self.low).tolist()))
-
-    def _piece(self, id: int) -> str:
-        return str(id + self.low)
 
 
 def utf8(text: str, keeps_bytes: bool = False) -> bytes:

@@ -17,6 +17,7 @@ from typing import Any, final
 
 import numpy as np
 import tokenizers
+from numpy.typing import ArrayLike
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from sedd.files import parse_json, read_text
@@ -107,25 +108,26 @@ class BPE(Tokenizer):
         model.encode_special_tokens = True  # "<|endoftext|>" inside a text is encoded as text
         return model
 
-    @property
-    def extra_files(self) -> Mapping[str, bytes]:
-        """The definition as tokenizer.json."""
-        return {DEFINITION: self.definition.encode()}
-
     @cached_property
     def base_size(self) -> int:
         """One more than the largest id in the definition."""
         return 1 + max(self._model.get_vocab(with_added_tokens=True).values(), default=0)
 
     @cached_property
+    def _parts(self) -> dict[str, Any]:
+        """What the definition says of these, or leaves out."""
+        parts = json.loads(self._model.to_str())
+        found = {name: parts[name] or {} for name in ("normalizer", "pre_tokenizer", "decoder")}
+        return {**found, "added_tokens": parts["added_tokens"]}
+
+    @cached_property
     def is_lossless(self) -> bool:
         """Whether it is byte-level without normalization and without a prefix space."""
-        parts = json.loads(self._model.to_str())  # has all keys, whatever the definition leaves out
-        splitter = parts["pre_tokenizer"] or {}
+        splitter = self._parts["pre_tokenizer"]
         steps = splitter.get("pretokenizers", [splitter])
         return (
-            parts["normalizer"] is None
-            and (parts["decoder"] or {}).get("type") == "ByteLevel"
+            not self._parts["normalizer"]
+            and self._parts["decoder"].get("type") == "ByteLevel"
             and any(step.get("type") == "ByteLevel" for step in steps)
             and not any(step.get("add_prefix_space") for step in steps)
         )
@@ -168,57 +170,60 @@ class BPE(Tokenizer):
 
         So it is by the pattern of GPT-2 alone: no match of it holds a space after a letter.
         """
-        parts = json.loads(self._model.to_str())
-        splitter = parts["pre_tokenizer"] or {}
+        splitter = self._parts["pre_tokenizer"]
         return (
-            parts["normalizer"] is None
+            not self._parts["normalizer"]
             and splitter.get("type") == "ByteLevel"
             and splitter["use_regex"]
             and not splitter["add_prefix_space"]
-            and all(token["special"] for token in parts["added_tokens"])  # others are found in a text before words are
+            # others are found in a text before words are
+            and all(token["special"] for token in self._parts["added_tokens"])
         )
 
     def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
         """Encode texts; the library releases the GIL, so threads run in parallel."""
         for text in texts:
             utf8(text, self.keeps_bytes)
-        parts = [self._parts(text) for text in texts]
-        strings = [part for part in itertools.chain(*parts) if isinstance(part, str)]
+        # parts that are encoded in parallel, and between them the ids of bytes that are not UTF-8
+        rows: list[list[str | Ids]] = []
+        for text in texts:
+            rows.append([])
+            for number, span in enumerate([text] if text.isascii() else _ODD_BYTES.split(text)):
+                if number % 2:
+                    rows[-1].append(self._byte_ids[np.frombuffer(utf8(span, keeps_bytes=True), np.uint8)])
+                else:
+                    rows[-1] += _cut(span) if len(span) > PART and self._splits_words else [span]
+        strings = [part for part in itertools.chain(*rows) if isinstance(part, str)]
         encode = partial(self._model.encode_batch_fast, strings, add_special_tokens=False)
         has_patterns = '"Regex"' in self.definition  # which another author wrote; those of this package are linear
         encodings = _within(SECONDS + sum(map(len, texts)) / SPEED, encode) if has_patterns else encode()
         ids = (np.array(encoding.ids, np.int64) for encoding in encodings)
-        rows = [[next(ids) if isinstance(part, str) else part for part in found] for found in parts]
-        return [row[0] if len(row) == 1 else np.concatenate(row) for row in rows]
-
-    def _parts(self, text: str) -> list[str | Ids]:
-        """Cut a text into parts that are encoded in parallel, and the ids of bytes that are not UTF-8 between them."""
-        spans = [text] if text.isascii() else _ODD_BYTES.split(text)  # every second one is of such bytes
-        parts: list[str | Ids] = []
-        for number, span in enumerate(spans):
-            if number % 2:
-                parts.append(self._byte_ids[np.frombuffer(utf8(span, keeps_bytes=True), np.uint8)])
-            else:
-                parts += _cut(span) if len(span) > PART and self._splits_words else [span]
-        return parts
+        found = [[next(ids) if isinstance(part, str) else part for part in row] for row in rows]
+        return [row[0] if len(row) == 1 else np.concatenate(row) for row in found]
 
     @classmethod
     def restore(cls, folder: Path, config: Mapping[str, Any]) -> "Tokenizer":
         """Rebuild from tokenizer.json."""
         return super().restore(folder, {**config, "definition": read_text(folder / DEFINITION, MAX_DEFINITION)})
 
+    def settings(self) -> dict[str, Any]:
+        return {}
+
+    def files(self) -> dict[str, bytes]:
+        """Return the saved form, of which tokenizer.json is the definition."""
+        return {**super().files(), DEFINITION: self.definition.encode()}
+
     def _decode(self, ids: Ids) -> str:
         text: str = self._model.decode(ids.tolist(), skip_special_tokens=True)
         return text
 
-    def _decode_bytes(self, ids: Ids) -> bytes:
+    def decode_bytes(self, ids: ArrayLike) -> bytes:
         if not self.keeps_bytes:
-            return utf8(self._decode(ids))
-        return b"".join([self._bytes_of[id] for id in ids.tolist()])
+            return super().decode_bytes(ids)
+        return b"".join([self._bytes_of[id] for id in self.check_ids(ids, skip_specials=True).tolist()])
 
-    def _piece(self, id: int) -> str:
-        text: str = self._model.decode([id], skip_special_tokens=False)
-        return self._model.id_to_token(id) or "" if "\ufffd" in text else text  # part of a character
+    def _shown(self, id: int, text: str) -> str:
+        return self._model.id_to_token(id) or ""  # part of a character, or a special token
 
 
 @contextmanager
