@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from sedd import likelihood
+from sedd import likelihood, tensors
 from sedd.likelihood import LikelihoodEstimate
 from sedd.nn.adapter import AdaptedNetwork, adapt
 from sedd.objectives import Autoregressive, DenoisingScoreEntropy, LambdaDCE, Objective
@@ -32,6 +32,7 @@ from sedd.parameterization import (
 from sedd.process import Process
 from sedd.samplers import Guided, Prompt, Sampler, State, Steps, Warped, default_sampler
 from sedd.schedule import LogLinear, Schedule
+from sedd.schema import MAX_SAMPLES, check_count, check_seed
 
 PARAMETERIZATIONS: dict[str, type[DiscreteModel]] = {
     "score": ScoreModel,
@@ -85,27 +86,21 @@ class Diffusion(nn.Module):
         return diffusion
 
     def _set(self, model: DiscreteModel, objective: Objective | None, length: int | None) -> None:
-        objective = default_objective(model) if objective is None else objective
+        if objective is None:
+            is_mask_denoiser = isinstance(model, MeanModel) and model.process.only_masks
+            objective = LambdaDCE() if is_mask_denoiser else DenoisingScoreEntropy()
+            objective = Autoregressive() if isinstance(model, CausalModel) else objective
         _check_type("objective", objective, Objective, "LambdaDCE()")
-        if length is not None and (not isinstance(length, int) or length < 1):
-            raise ValueError(f"length is {length!r}; it must be a whole number of at least 1")
+        if length is not None:
+            check_count("length", length, most=MAX_SAMPLES)
         self.model, self.objective, self.length = model, objective, length
+        self.process, self.schedule = model.process, model.schedule
 
     @property
     def network(self) -> nn.Module:
         """The network that was passed."""
         network: nn.Module = self.model.network
         return network.module if isinstance(network, AdaptedNetwork) else network
-
-    @property
-    def process(self) -> Process:
-        """The noise process."""
-        return self.model.process
-
-    @property
-    def schedule(self) -> Schedule:
-        """The noise schedule."""
-        return self.model.schedule
 
     @property
     def device(self) -> torch.device:
@@ -138,8 +133,7 @@ class Diffusion(nn.Module):
                 raise ValueError(f"{type(self.objective).__name__} counts positions; use LambdaDCE() with padding")
             valid, x_0 = valid.to(self.device), torch.where(valid.to(x_0.device), x_0, 0)
         x_0 = _check_tokens("x_0", x_0, self.process.vocab_size).to(self.device)
-        model = self._labelled(label).bind(valid=valid)
-        loss = self.objective(model, x_0, generator=generator)
+        loss = self.objective(self._labelled(label).bind(valid=valid), x_0, generator=generator)
         return loss.mean() if valid is None else loss[valid].mean()
 
     def forward(self, x_0: Int[Tensor, "b L"], **options: Any) -> Float[Tensor, ""]:
@@ -151,31 +145,18 @@ class Diffusion(nn.Module):
     def sample(
         self, count: int, length: int | None = None, *, seed: int | None = None, **options: Any
     ) -> Int[Tensor, "b L"]:
-        """Draw sequences.
-
-        Args:
-            count: Number of sequences.
-            length: Tokens of each; None: ``self.length``.
-            seed: Decides the draws; None: a seed from torch's own generator.
-            **options: Those of `trajectory`.
-        """
+        """Draw ``count`` sequences of ``length`` tokens, or ``self.length``. The options are those of `trajectory`."""
         length = self.length if length is None else length
         if length is None:
             raise ValueError("length is not known; pass it here, or as Diffusion(…, length=64)")
-        for name, value in (("count", count), ("length", length)):
-            if not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} is {value!r}; it must be a whole number of at least 1")
+        check_count("count", count, most=MAX_SAMPLES)
+        check_count("length", length, most=MAX_SAMPLES)
         return self.infill(torch.full((count, length), -1), seed=seed, **options)
 
     def infill(self, tokens: Int[Tensor, "b L"], *, seed: int | None = None, **options: Any) -> Int[Tensor, "b L"]:
-        """Fill the positions that are −1; all others stay as they are.
+        """Fill the positions that are −1; all others stay as they are. The options are those of `trajectory`.
 
         Under absorbing noise the result has the distribution of the model given the other tokens.
-
-        Args:
-            tokens: Token ids, and −1 at open positions.
-            seed: Decides the draws; None: a seed from torch's own generator.
-            **options: Those of `trajectory`.
         """
         *_, last = self.trajectory(tokens, seed=seed, **options)
         return last.x
@@ -213,8 +194,7 @@ class Diffusion(nn.Module):
         tokens = _check_tokens("tokens", tokens, self.process.vocab_size, least=-1)
         prompt = Prompt(tokens, valid).to(self.device)
         sampler = default_sampler(self.model) if sampler is None else sampler
-        if inspect.isclass(sampler):
-            raise ValueError(f"sampler is the class {sampler.__name__}; call it, as in {sampler.__name__}()")
+        _check_type("sampler", sampler, Sampler, "Tweedie()")
         if steps is None and not sampler.supports_infinite_steps:
             steps = prompt.given.shape[1]
         if label is None and guidance != 1:
@@ -224,7 +204,8 @@ class Diffusion(nn.Module):
             model = Guided(model, self.model, guidance)
         if (temperature, top_p, top_k) != (1, 1, None):
             model = Warped(model, temperature, top_p, top_k)
-        return sampler.trajectory(model, prompt, seed=_seed(seed), steps=steps)
+        seed = int(torch.randint(2**62, ())) if seed is None else check_seed(seed)
+        return sampler.trajectory(model, prompt, seed=seed, steps=steps)
 
     def bound(
         self,
@@ -249,21 +230,10 @@ class Diffusion(nn.Module):
         return likelihood.bound(self._labelled(label), x_0, draws, seed, valid=valid, batch=batch)
 
     def _labelled(self, label: int | Tensor | None) -> DiscreteModel:
-        """Return the model given a label."""
         return self.model if label is None else self.model.bind(label=torch.as_tensor(label, device=self.device))
 
 
-def default_objective(model: DiscreteModel) -> Objective:
-    """Return λ-DCE for a denoiser of masks, cross entropy for an autoregressive model, else score entropy."""
-    if isinstance(model, CausalModel):
-        return Autoregressive()
-    if isinstance(model, MeanModel) and model.process.only_masks:
-        return LambdaDCE()
-    return DenoisingScoreEntropy()
-
-
 def _check_type(name: str, given: object, kind: type, example: str) -> None:
-    """Raise ValueError for an argument that is not an instance of ``kind``."""
     if not isinstance(given, kind):
         what = f"the class {given.__name__}" if inspect.isclass(given) else repr(given)
         raise ValueError(f"{name} is {what}; pass an instance, such as {example}")
@@ -274,14 +244,7 @@ def _check_tokens(name: str, given: Any, vocab_size: int, least: int = 0) -> Ten
     if not isinstance(given, Tensor) or given.dtype != torch.long or given.ndim != 2:
         what = f"{given.dtype} of shape {tuple(given.shape)}" if isinstance(given, Tensor) else f"{given!r:.80}"
         raise ValueError(f"{name} is {what}; pass token ids, an int64 tensor of shape (sequences, length)")
-    if given.device.type == "cpu" and (bad := (given < least) | (given >= vocab_size)).any():
-        open_positions = ", or −1 at open positions" if least < 0 else ""
-        raise ValueError(
-            f"{name} holds {given[bad][0].item()}; token ids must lie in 0..{vocab_size - 1}{open_positions}"
-        )
+    open_positions = ", or −1 at open positions" if least < 0 else ""
+    allowed = f"token ids must lie in 0..{vocab_size - 1}{open_positions}"
+    tensors.check_range(given, least, vocab_size - 1, name + " holds {}; " + allowed)
     return given
-
-
-def _seed(seed: int | None) -> int:
-    """Return the seed, or one drawn from torch's own generator."""
-    return int(torch.randint(2**62, ())) if seed is None else seed

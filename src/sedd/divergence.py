@@ -5,12 +5,13 @@ Meng et al. 2022, arXiv 2211.00802.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from typing import Any, final
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+
+from sedd.tensors import PerPosition, PerState
 
 _ZERO = -70.0  # a ratio of e^−70 or less counts as 0: it is far below rounding, and 0·∞ cannot occur
 _FAR = 30.0  # above it e^d may overflow where a·e^d = s does not
@@ -41,14 +42,10 @@ class Divergence(ABC):
         return each
 
     def sum_except(
-        self,
-        excluded: Int[Tensor, "*b L k"],
-        log_s: Float[Tensor, "*b L n"],
-        log_a: Float[Tensor, "*b L #n"] | None,
-    ) -> Float[Tensor, "*b L"]:
+        self, excluded: Int[Tensor, "*b L k"], log_s: PerState, log_a: Float[Tensor, "*b L #n"] | None
+    ) -> PerPosition:
         """Σ_y D(s_y, a_y) over the states y of a position that are not ``excluded``."""
-        if log_a is not None:
-            log_a = log_a.clamp_min(_ZERO)
+        log_a = None if log_a is None else log_a.clamp_min(_ZERO)
         total: Tensor = _Sum.apply(self, excluded, log_s, log_a)  # type: ignore[no-untyped-call]
         return total
 
@@ -58,16 +55,15 @@ class _Each(torch.autograd.Function):
     def forward(ctx: Any, divergence: Divergence, log_s: Tensor, log_a: Tensor) -> Tensor:
         ctx.divergence = divergence
         ctx.save_for_backward(log_s, log_a)
-        return _where_zero(divergence.value, log_s, log_a)
+        value = divergence.value(log_s, log_a.clamp_min(_ZERO))
+        return torch.where(log_a > _ZERO, value, divergence.value(log_s, None))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor, None]:
         log_s, log_a = ctx.saved_tensors
-        return None, _times(_where_zero(ctx.divergence.slope, log_s, log_a), grad), None
-
-
-def _where_zero(f: Callable[[Tensor, Tensor | None], Tensor], log_s: Tensor, log_a: Tensor) -> Tensor:
-    return torch.where(log_a > _ZERO, f(log_s, log_a.clamp_min(_ZERO)), f(log_s, None))
+        slope = ctx.divergence.slope(log_s, log_a.clamp_min(_ZERO))
+        slope = torch.where(log_a > _ZERO, slope, ctx.divergence.slope(log_s, None))
+        return None, _times(slope, grad), None
 
 
 class _Sum(torch.autograd.Function):
@@ -122,25 +118,21 @@ class Square(Divergence):
     """½(s − a)²: concrete score matching.  [§6]"""
 
     def value(self, log_s: Tensor, log_a: Tensor | None) -> Tensor:
-        """½(s − a)²."""
         return _minus(log_s.exp(), log_a).square_().div_(2)
 
     def slope(self, log_s: Tensor, log_a: Tensor | None) -> Tensor:
-        """s(s − a)."""
         s = log_s.exp()
         return s * _minus(s, log_a)
 
 
 @final
 class SignedSquare(Divergence):
-    """½(s − a)² of a score of any sign: its first argument is s itself, not log s.  [§6]"""
+    """½(s − a)² of a score of any sign: its first argument is s itself, not log s, and its derivative in s.  [§6]"""
 
     def value(self, log_s: Tensor, log_a: Tensor | None) -> Tensor:
-        """½(s − a)², with s in place of log s."""
         return _minus(log_s, log_a).square().div_(2)
 
     def slope(self, log_s: Tensor, log_a: Tensor | None) -> Tensor:
-        """s − a, the derivative in s."""
         return _minus(log_s, log_a)
 
 
@@ -149,7 +141,6 @@ class LinearDivergence(Divergence):
     """s − a·s + K(a): score entropy with s in place of log s, as in `softmax-linear`; not a divergence.  [§6]"""
 
     def value(self, log_s: Tensor, log_a: Tensor | None) -> Tensor:
-        """s(1 − a) + K(a)."""
         return self.slope(log_s, log_a) if log_a is None else self.slope(log_s, log_a).add_(K(log_a.exp()))
 
     def slope(self, log_s: Tensor, log_a: Tensor | None) -> Tensor:

@@ -20,8 +20,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from sedd.schema import check_seed
-
 _LOW = 0xFFFFFFFF
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
@@ -43,15 +41,10 @@ def philox(counter: Words, key: tuple[int | Tensor, int | Tensor]) -> Words:
     """Return four random 32-bit words, in int64, for a counter of four words and a key of two."""
     a, b, c, d = counter
     for i in range(10):
-        k, m = ((word + i * weyl) & _LOW for word, weyl in zip(key, _WEYL, strict=True))
+        k, m = (key[0] + i * _WEYL[0]) & _LOW, (key[1] + i * _WEYL[1]) & _LOW
         p, q = a * _MULTIPLIERS[0], c * _MULTIPLIERS[1]  # int64 overflow wraps around, as intended
         a, b, c, d = (q >> 32 & _LOW) ^ b ^ k, q & _LOW, (p >> 32 & _LOW) ^ d ^ m, p & _LOW
     return a, b, c, d
-
-
-def _uniform(high: Tensor, low: Tensor) -> Tensor:
-    """Return the midpoint of one of 2⁵² equal parts of (0, 1): 53 bits, never 0 or 1."""
-    return ((high << 20 | low >> 12).double() + 0.5) * 2.0**-52
 
 
 @final
@@ -63,10 +56,6 @@ class CounterRNG:
     """One for all rows, or one for each."""
     rows: Int[Tensor, " b"]
 
-    def __post_init__(self) -> None:
-        if isinstance(self.seed, int):
-            check_seed(self.seed)
-
     def __call__(self, length: int, step: int | Int[Tensor, " b"] = 0, event: int = 0) -> Float[Tensor, "b length 2"]:
         """Return two uniforms per position for the decision ``event`` of step ``step``, of all rows or of each."""
         place = torch.arange(length, device=self.rows.device).expand(len(self.rows), length)
@@ -75,7 +64,8 @@ class CounterRNG:
         seed = self.seed[:, None] if isinstance(self.seed, Tensor) else self.seed
         words = (place, row, steps, torch.full_like(place, event))
         a, b, c, d = philox(words, (seed & _LOW, seed >> 32))
-        return torch.stack([_uniform(a, b), _uniform(c, d)], -1)
+        bits = torch.stack([a << 20 | b >> 12, c << 20 | d >> 12], -1)
+        return (bits.double() + 0.5) * 2.0**-52  # midpoints of 2⁵² equal parts of (0, 1): never 0 or 1
 
     def __getitem__(self, index: slice | Tensor) -> "CounterRNG":
         """Select rows."""
@@ -103,8 +93,8 @@ class AffineWeights(NamedTuple):
 
     def scale_own(self, factor: Float[Tensor, "*s"]) -> "AffineWeights":
         """Return the weights in terms of scores of which s_x is still to be multiplied by ``factor``."""
-        own = {name: getattr(self, name) for name in ("stay_own", "change_own")}
-        return self._replace(**{name: value * factor for name, value in own.items() if value is not None})
+        stay, change = (None if own is None else own * factor for own in (self.stay_own, self.change_own))
+        return self._replace(stay_own=stay, change_own=change)
 
 
 def uniforms(shape: tuple[int, ...], generator: torch.Generator) -> Float[Tensor, "..."]:
@@ -127,19 +117,18 @@ def sample_inverse_cdf(weights: Float[Tensor, "*s n"], u: Float[Tensor, "*s"]) -
     """
     rows, shares = weights.reshape(-1, weights.shape[-1]), u.reshape(-1, 1).double()
     size = math.isqrt(rows.shape[-1] - 1) + 1
+    at_once = max(1, 2**22 // rows.shape[-1])  # about four million entries in float64
     if not len(rows):
         return u.new_zeros(u.shape, dtype=torch.long)
-    drawn = [_invert(w, s, size) for w, s in zip(_pieces(rows), shares.split(_at_once(rows)), strict=True)]
+    drawn = []
+    for some, share in zip(rows.split(at_once), shares.split(at_once), strict=True):
+        grid = torch.nn.functional.pad(some, (0, -some.shape[-1] % size)).view(len(some), -1, size)
+        sums = grid.sum(-1, dtype=torch.float64)
+        block, rest = _first_above(share * sums.sum(-1, keepdim=True), sums)
+        inside = grid[torch.arange(len(grid), device=grid.device), block.squeeze(-1)]
+        index, _ = _first_above(rest, inside.double())
+        drawn.append((block * size + index).squeeze(-1))
     return torch.cat(drawn).view(weights.shape[:-1])
-
-
-def _invert(rows: Tensor, u: Tensor, size: int) -> Tensor:
-    grid = torch.nn.functional.pad(rows, (0, -rows.shape[-1] % size)).view(len(rows), -1, size)
-    sums = grid.sum(-1, dtype=torch.float64)
-    block, rest = _first_above(u * sums.sum(-1, keepdim=True), sums)
-    inside = grid[torch.arange(len(grid), device=grid.device), block.squeeze(-1)]
-    index, _ = _first_above(rest, inside.double())
-    return (block * size + index).squeeze(-1)
 
 
 def _first_above(target: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
@@ -150,15 +139,6 @@ def _first_above(target: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     index = torch.searchsorted(sums, target, right=True).clamp_max(sums.shape[-1] - 1)  # NaN is past the end
     before = torch.where(index > 0, sums.gather(-1, (index - 1).clamp_min(0)), 0)
     return index, target - before
-
-
-def _at_once(rows: Tensor) -> int:
-    """Return how many rows are processed at once: about four million entries."""
-    return max(1, 2**22 // rows.shape[-1])
-
-
-def _pieces(rows: Tensor) -> tuple[Tensor, ...]:
-    return tuple(rows.split(_at_once(rows)))
 
 
 def sample_next(x: Int[Tensor, " k"], weights: Float[Tensor, "k n"], u: Float[Tensor, "k 2"]) -> Int[Tensor, " k"]:

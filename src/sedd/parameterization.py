@@ -113,7 +113,8 @@ class DiscreteModel(nn.Module, ABC):
     ) -> Any:
         """Call the network, or ``function``, with all that this model is conditioned on, and ``options`` of its own.
 
-        For losses that are computed from hidden states: the network's ``forward`` is what DDP and FSDP wrap.
+        Losses that are computed from hidden states call the network so: its ``forward`` is what DDP and FSDP wrap. The
+        positions of a context are dropped from the output.
         """
         valid = self.valid if valid is None else valid
         if self.context is not None:
@@ -127,7 +128,8 @@ class DiscreteModel(nn.Module, ABC):
             arguments.append(valid)
         if self.label is not None:
             options["label"] = self.label.expand(sigma.shape)
-        return (self.network if function is None else function)(*arguments, **options)
+        output = (self.network if function is None else function)(*arguments, **options)
+        return output if self.context is None else output[..., len(self.context) :, :]
 
     @final
     def hidden(
@@ -137,7 +139,8 @@ class DiscreteModel(nn.Module, ABC):
         if not self._has_head:
             return self._output(x_t, sigma, valid)
         parts: Any = self.network if self.graphed is None else self.graphed
-        return self._after_context(self.run_network(x_t, sigma, valid, parts.hidden))
+        hidden: Tensor = self.run_network(x_t, sigma, valid, parts.hidden)
+        return hidden
 
     @final
     def logits(self, hidden: Float[Tensor, "k h"]) -> Float[Tensor, "k m"]:
@@ -149,15 +152,11 @@ class DiscreteModel(nn.Module, ABC):
         """Return the network's output, in float32 or better."""
         tensors.check_states(x_t, self.process.num_states)
         tensors.check_sigma(sigma)
-        output = self._after_context(upcast(self.run_network(x_t, sigma, valid)))
+        output = upcast(self.run_network(x_t, sigma, valid))
         if self.is_causal:
             output = output[..., : self.process.vocab_size]
         tensors.check_num_outputs(output, self.process.vocab_size if self.is_causal else self.process.num_states)
         return output
-
-    @final
-    def _after_context(self, x: Tensor) -> Tensor:
-        return x if self.context is None else x[..., len(self.context) :, :]
 
     @final
     def _head(self, hidden: Tensor) -> Tensor:

@@ -1,15 +1,20 @@
-"""Reverse steps: unnormalised probabilities of every position's next token, from the score.  [§9]"""
+"""Reverse steps: unnormalised probabilities of every position's next token, from the score.  [§9]
+
+Total noise falls from ``sigma_t`` to ``sigma_s``, by ``dsigma``.
+"""
 
 import math
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
+from torch.nn.functional import logsigmoid, pad
 
 from sedd.draws import AffineWeights
 from sedd.process import Process, log_odds, reveal_probability
 from sedd.schedule import corruption_probability
+from sedd.tensors import PerSequence, PerState, PerToken, Tokens
 
 
 def normalize_probs(p: Float[Tensor, "*s n"]) -> Float[Tensor, "*s n"]:
@@ -18,48 +23,30 @@ def normalize_probs(p: Float[Tensor, "*s n"]) -> Float[Tensor, "*s n"]:
     return p / p.sum(-1, keepdim=True)
 
 
-def forward_likelihood(
-    process: Process, x: Int[Tensor, "*b L"], dsigma: Float[Tensor, "*b"], dtype: torch.dtype
-) -> Float[Tensor, "*b L n"]:
+def forward_likelihood(process: Process, x: Tokens, dsigma: PerSequence, dtype: torch.dtype) -> PerState:
     """Return P_Δσ(x, y) for every y."""
     states = torch.arange(process.num_states, device=x.device)
     return process.transition(x[..., None], states, dsigma.to(dtype)[..., None, None])
 
 
 def analytic_weights(
-    process: Process,
-    log_score: Float[Tensor, "*b L n"],
-    x: Int[Tensor, "*b L"],
-    sigma_t: Float[Tensor, "*b"],
-    sigma_s: Float[Tensor, "*b"],
-) -> Float[Tensor, "*b L n"]:
-    """[exp(−Δσ Q) s]_y · P_Δσ(x, y): the reverse step of one position while the others stay.
-
-    Args:
-        process: The noise process.
-        log_score: log s_y at noise σ_t.
-        x: Sequences at noise σ_t.
-        sigma_t: Total noise before the step.
-        sigma_s: Total noise after it.
-    """
+    process: Process, log_score: PerState, x: Tokens, sigma_t: PerSequence, sigma_s: PerSequence
+) -> PerState:
+    """[exp(−Δσ Q) s]_y · P_Δσ(x, y): the reverse step of one position while the others stay."""
     dsigma = (sigma_t - sigma_s).to(log_score.dtype)
     return process.staggered_score(log_score.exp(), dsigma) * forward_likelihood(process, x, dsigma, log_score.dtype)
 
 
-def denoised_probs(
-    process: Process, log_score: Float[Tensor, "*b L n"], x: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]
-) -> Float[Tensor, "*b L N"]:
+def denoised_probs(process: Process, log_score: PerState, x: Tokens, sigma: PerSequence) -> PerToken:
     """Return p(x_0 | x) per position as the score implies it: the analytic step to σ = 0, in which no mask is left."""
     p = analytic_weights(process, log_score, x, sigma, torch.zeros_like(sigma))
     return normalize_probs(p[..., : process.vocab_size])
 
 
-def denoising_table(
-    model: Any, process: Process, x: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]
-) -> Float[Tensor, "*b L n"]:
+def denoising_table(model: Any, process: Process, x: Tokens, sigma: PerSequence) -> PerState:
     """Return the probabilities of the step to σ = 0, over all states."""
     p = denoised_probs(process, model(x, sigma), x, sigma)
-    return torch.nn.functional.pad(p, (0, process.num_states - process.vocab_size))
+    return pad(p, (0, process.num_states - process.vocab_size))
 
 
 # Fused forms: of the two processes whose ratios take two values, absorbing and uniform noise -------------------
@@ -70,20 +57,20 @@ def incoming_rate(process: Process) -> float:
     return 1.0 if process.only_masks else 1 / process.vocab_size
 
 
-def log_score_shift(process: Process, sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+def log_score_shift(process: Process, sigma: PerSequence) -> PerSequence:
     """Return `Process.base_log_score`, which is the same for all tokens: −log ω − log N (absorbing) or 0.  [§5]"""
     any_token = torch.zeros_like(sigma, dtype=torch.long)[..., None]
     return process.base_log_score(any_token, sigma)[..., 0, 0]
 
 
-def own_log_likelihood(process: Process, sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+def own_log_likelihood(process: Process, sigma: PerSequence) -> PerSequence:
     """log P_σ(x, x) − log P_σ(x, y): 0 of a mask, log(1 + N/ω) of a token under uniform noise."""
     if process.only_masks:
         return torch.zeros_like(sigma)
-    return -torch.nn.functional.logsigmoid(log_odds(sigma) - math.log(process.vocab_size))
+    return -logsigmoid(log_odds(sigma) - math.log(process.vocab_size))
 
 
-def tweedie_weights(process: Process, dsigma: Float[Tensor, "*s"]) -> AffineWeights:
+def tweedie_weights(process: Process, dsigma: PerSequence) -> AffineWeights:
     """[exp(−Δσ Q) s]_y · P_Δσ(x, y) as an affine function of a score with s_x = 1.  [§9]
 
     A mask becomes y with weight (e^Δσ − 1)·s_y and stays with 1 − (e^Δσ − 1)·S. Under uniform noise the weight of y is
@@ -99,12 +86,12 @@ def tweedie_weights(process: Process, dsigma: Float[Tensor, "*s"]) -> AffineWeig
     )
 
 
-def denoising_weights(process: Process, sigma: Float[Tensor, "*s"]) -> AffineWeights:
+def denoising_weights(process: Process, sigma: PerSequence) -> AffineWeights:
     """The Tweedie weights of the step to σ = 0, after which no mask is left.  [§9]"""
     return AffineWeights(torch.ones_like(sigma)) if process.only_masks else tweedie_weights(process, sigma)
 
 
-def posterior_weights(process: Process, sigma_s: Float[Tensor, "*s"], sigma_t: Float[Tensor, "*s"]) -> AffineWeights:
+def posterior_weights(process: Process, sigma_s: PerSequence, sigma_t: PerSequence) -> AffineWeights:
     """Σ_{x_0} q(y | x, x_0)·p(x_0 | x) as an affine function of p(· | x), which is 0 at the mask.  [§6]
 
     A mask is revealed with probability ρ. Under uniform noise it is P_Δ(x, y)·Σ_{x_0} P_s(y, x_0)·s_{x_0}/P_t(x, x_0).

@@ -236,6 +236,7 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
         "AnyOrder.*LambdaDCE",
     ),
     "no samples": (lambda: GOOD.sample(0), "count is 0"),
+    "negative seed": (lambda: GOOD.sample(1, seed=-1), "seed is -1"),
     "no steps": (lambda: GOOD.sample(1, steps=0), "steps is 0"),
     "network for an objective": (lambda: sedd.LambdaDCE()(MyNet(4), X), r"LambdaDCE.*ScoreModel\(network, process\)"),
     "network as a model": (lambda: sedd.Tweedie().sample(MyNet(4), 1, 3), "MyNet is not a model"),

@@ -1149,7 +1149,7 @@ MISTAKES = [
     Mistake(
         "samples of a module that is given no seed are all of one seed",
         "diffusion.py",
-        "int(torch.randint(2**62, ())) if seed is None else seed",
+        "int(torch.randint(2**62, ())) if seed is None else check_seed(seed)",
         "seed or 0",
         "integration/test_diffusion.py::test_torch_decides_the_seed_that_is_not_given",
     ),

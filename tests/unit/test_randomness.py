@@ -69,7 +69,3 @@ def test_uniform_inside_and_independent_between_neighbours() -> None:
     for a, b in pairs:
         r = torch.corrcoef(torch.stack([a.flatten(), b.flatten()]))[0, 1].item()
         assert abs(r) * a.numel() ** 0.5 < scipy.stats.norm.isf(FALSE_ALARM / 2)
-
-
-def test_a_bad_seed_is_refused(refuses: object) -> None:
-    refuses(lambda: CounterRNG(-1, torch.arange(2)), "seed is -1", "2^63")
