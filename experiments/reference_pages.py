@@ -425,7 +425,11 @@ GENERATED: dict[str, Callable[[], str]] = {
 
 def limits() -> str:
     """Return the table of the largest counts."""
-    named = {f"--{name.replace('_', '-')}": most for name, most in LIMITS.items()} | dict(config.LIMITS)
+    named = {f"--{name.replace('_', '-')}": most for name, most in LIMITS.items()}
+    for section, owner in typing.get_type_hints(RunConfig).items():
+        for name, hint in typing.get_type_hints(owner, include_extras=True).items() if "Config" in str(owner) else ():
+            rules = [rule for rule in getattr(hint, "__metadata__", ()) if "most" in getattr(rule, "keywords", ())]
+            named |= {f"{section}.{name}": rule.keywords["most"] for rule in rules}
     rows = [(code(name), f"{most:,}") for name, most in named.items()]
     return table(("count", "at most"), [*rows, ("any other", f"{MAX_COUNT:,}")])
 

@@ -98,7 +98,7 @@ def test_damaged_frequencies_are_refused(by_frequency: Path, tmp_path: Path) -> 
     stored = json.loads((folder / "config.json").read_text())
     for wrong in ([1, 2], [-1] * stored["vocab_size"], "many", [0.5] * stored["vocab_size"]):
         (tmp_path / "config.json").write_text(json.dumps({**stored, "token_counts": wrong}))
-        with pytest.raises(ValueError, match=f"token_counts .* each of {stored['vocab_size']} tokens"):
+        with pytest.raises(ValueError, match="token_counts"):
             checkpoint.read_stored_model(tmp_path)
 
 
@@ -106,7 +106,7 @@ def test_damaged_frequencies_are_refused(by_frequency: Path, tmp_path: Path) -> 
     ("words", "message"),
     [
         (("--process", "uniform", "--set", "noise.mask_share=0.5"), "noise.process=hybrid"),
-        (("--process", "hybrid", "--set", "noise.mask_share=1"), "it must lie between 0"),
+        (("--process", "hybrid", "--set", "noise.mask_share=1"), "it must lie in (0, 1)"),
         (("--process", "hybrid", "--objective", "lambda-dce"), "needs Absorbing"),
         (("--process", "frequency", "--objective", "any-order"), "needs Absorbing"),
     ],

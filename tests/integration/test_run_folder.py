@@ -149,12 +149,12 @@ def test_a_damaged_line_of_the_log_is_named(sedd: Sedd, run: Path, refuses: Call
 @pytest.mark.parametrize(
     ("section", "key", "value", "words"),
     [
-        (config.OptimConfig, "weight_decay", "nan", "0 or more"),
-        (config.OptimConfig, "weight_decay", "inf", "0 or more, and finite"),
-        (config.OptimConfig, "lr", "1e38", "above 0 and at most 1e+30"),
-        (config.OptimConfig, "lr", "nan", "above 0"),
-        (config.ModelConfig, "dropout", "nan", "probability"),
-        (config.TrainConfig, "loss_weighting", "inf", "finite"),
+        (config.OptimConfig, "weight_decay", "nan", "[0, inf)"),
+        (config.OptimConfig, "weight_decay", "inf", "[0, inf)"),
+        (config.OptimConfig, "lr", "1e38", "(0, 1e+30]"),
+        (config.OptimConfig, "lr", "nan", "(0, 1e+30]"),
+        (config.ModelConfig, "dropout", "nan", "[0, 1)"),
+        (config.TrainConfig, "loss_weighting", "inf", "[0, inf)"),
     ],
 )
 def test_numbers_that_no_run_can_have(

@@ -37,7 +37,7 @@ def test_distributions_that_noise_cannot_have(refuses: object) -> None:
         refuses(lambda frequencies=frequencies: Frequency(4, frequencies), "frequencies", "4 tokens")
     refuses(lambda: Frequency(4), "frequencies", "each token")
     refuses(lambda: NoiseConfig("uniform", mask_share=0.5), "mask_share", "noise.process=hybrid")
-    refuses(lambda: NoiseConfig("hybrid", mask_share=1.0), "mask_share is 1.0", "between 0")
+    refuses(lambda: NoiseConfig("hybrid", mask_share=1.0), "mask_share is 1.0", "(0, 1)")
     refuses(lambda: PROCESSES.build("frequency", 4), "frequencies are missing")
     refuses(lambda: PROCESSES.build("absorbing", 4, mask_share=0.5), "mask_share")
 

@@ -1,7 +1,8 @@
 """Checkpoints: safetensors and JSON files, written atomically, with a manifest of SHA-256 hashes.
 
 A checkpoint is a folder ``step-00000500`` that appears by a rename once everything in it is on the disk. If one is
-damaged later, its manifest shows it, and the checkpoint before it is used. What is not tensors is read without torch.
+damaged later, its manifest shows it, and the checkpoint before it is used. Only tensors need torch, which is imported
+when they are read or written.
 """
 
 import hashlib
@@ -84,25 +85,20 @@ def require_empty(out: Path) -> None:
 
 
 def write_tensors(path: Path, values: "Mapping[str, Tensor]") -> None:
-    """Write a .safetensors file."""
+    """Write a .safetensors file, whose tensors must be contiguous and share no memory; few are copied for that."""
     from safetensors.torch import save_file
 
-    with explain_write_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        save_file(_without_sharing(values), path, metadata={"format": "pt"})  # other readers require it
-
-
-def _without_sharing(values: "Mapping[str, Tensor]") -> "dict[str, Tensor]":
-    """Return tensors on the CPU that are contiguous and share no memory, as the format needs them; few are copied."""
-    found: dict[str, Tensor] = {}
+    separate: dict[str, Tensor] = {}
     used: set[int] = set()
     for key, value in values.items():
         host = value.detach().cpu().contiguous()
         if host.untyped_storage().nbytes() != host.nbytes or host.data_ptr() in used:
             host = host.clone()
         used.add(host.data_ptr())
-        found[key] = host
-    return found
+        separate[key] = host
+    with explain_write_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_file(separate, path, metadata={"format": "pt"})  # other readers require it
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -120,8 +116,6 @@ def save(
 ) -> Path:
     """Write the checkpoint ``root/name`` atomically; an intact one of that name is left as it is.
 
-    Its manifest states these files, all of which must be there, or it is not saved.
-
     Args:
         name: As from `step_name`.
         tensors: Contents of the .safetensors files by their stem.
@@ -130,16 +124,11 @@ def save(
     """
     target = root / name
     with explain_write_errors(target), files.atomic_folder(target) as folder:
-        if target.exists() and corruption(target, _names(tensors, records, contents)) is None:
+        if target.exists() and corruption(target) is None:
             return target
         write(folder, tensors, records, contents)
         shutil.rmtree(target, ignore_errors=True)  # damaged
     return target
-
-
-def _names(tensors: Mapping[str, Any], records: Mapping[str, Any], contents: Mapping[str, bytes]) -> list[str]:
-    """Return the names of the files of a checkpoint."""
-    return [*(f"{stem}.safetensors" for stem in tensors), *(f"{stem}.json" for stem in records), *contents]
 
 
 def write(
@@ -156,32 +145,28 @@ def write(
             write_json(folder / f"{stem}.json", record)
         for file, content in contents.items():
             (folder / file).write_bytes(content)
-        _write_manifest(folder, _names(tensors, records, contents))
+        written = [*(f"{stem}.safetensors" for stem in tensors), *(f"{stem}.json" for stem in records), *contents]
+        _write_manifest(folder, written)
 
 
 def _write_manifest(folder: Path, names: Sequence[str]) -> None:
     """Add the manifest of these files, all of which must be there, and flush them to the disk."""
-    paths = {name: folder / name for name in sorted(names)}
-    write_json(folder / MANIFEST, {n: {"bytes": p.stat().st_size, "sha256": files.sha256(p)} for n, p in paths.items()})
-    for path in [*paths.values(), folder]:
+    paths = [folder / name for name in sorted(names)]
+    write_json(folder / MANIFEST, {p.name: {"bytes": p.stat().st_size, "sha256": files.sha256(p)} for p in paths})
+    for path in [*paths, folder]:
         files.fsync(path)
 
 
 # Reading ---------------------------------------------------------------------------------------------------
 
 
-def load_tensors(folder: Path, stem: str) -> "dict[str, Tensor]":
-    """Load one .safetensors file of a checkpoint."""
-    path = folder / f"{stem}.safetensors"
-    return read_tensors(path, path)
-
-
-def read_tensors(path: Path, opened: Path) -> "dict[str, Tensor]":
-    """Load the .safetensors file ``opened``, which is called ``path`` in errors."""
+def load_tensors(folder: Path, stem: str, opened: Path | None = None) -> "dict[str, Tensor]":
+    """Load one .safetensors file of a checkpoint, from the path ``opened`` if it is open already."""
     from safetensors.torch import load_file
 
+    path = folder / f"{stem}.safetensors"
     try:
-        tensors = load_file(opened)
+        tensors = load_file(opened or path)
     except (OSError, SafetensorError) as error:
         raise ValueError(f"{path} cannot be read: {error}") from None
     if name := nonfinite(tensors):
@@ -306,12 +291,12 @@ def retry_if_pruned(read: "Callable[Concatenate[Path | str, P], T]") -> "Callabl
 
 
 def locate_model(name: Path | str) -> Path | None:
-    """Return the folder of a model by its name: a folder here that holds one, else one in the box; None: neither."""
+    """Return the folder of a model by its name: a folder here that holds one, else a bundled one; None: neither."""
     built_in = models.built_in_model(str(name))
     if not holds_model(name):
         return built_in
     if built_in is not None and not built_in.samefile(name):
-        warn(f"{name} is the folder here, not the model of that name in the box")
+        warn(f"{name} is the folder here, not the bundled model of that name")
     return Path(name)
 
 
@@ -372,38 +357,29 @@ def _no_model(folder: Path) -> str:
     )
 
 
-DERIVED = ("vocab_size", "labels", "data_sha256", "token_counts")
-"""Keys of a model's config.json that are no settings of its run, but follow from its data."""
+DERIVED: dict[str, Any] = {
+    "vocab_size": int,
+    "labels": list[str],
+    "data_sha256": str | None,
+    "token_counts": list[int] | None,
+}
+"""Keys of a model's config.json that are no settings of its run, but follow from its data, and their types."""
 
 
 def read_stored_model(path: Path) -> StoredModel:
     """Read the configuration of a model folder or checkpoint."""
-    stored = load_json(path, "config")
-    vocab_size = stored.pop("vocab_size", None) if isinstance(stored, dict) else None
-    if not isinstance(vocab_size, int) or isinstance(vocab_size, bool):
-        raise ValueError(f"{path / 'config.json'} has no vocab_size; it is not the configuration of a model")
+    where, stored = str(path / "config.json"), load_json(path, "config")
+    check_fields(where, stored, DERIVED, required=["vocab_size"])
+    vocab_size, labels, data_sha256, counts = (stored.pop(name, None) for name in DERIVED)
     check_count("vocab_size", vocab_size, most=MAX_VOCABULARY)
-    labels = stored.pop("labels", [])
-    if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
-        raise ValueError(f"{path / 'config.json'} has labels {repr(labels)[:80]}; they must be a list of names")
-    check_count("the number of labels", len(labels), 0, 2**16 - 1)
-    data_sha256 = stored.pop("data_sha256", None)
-    counts = stored.pop("token_counts", None)
-    if counts is not None and not _are_counts(counts, vocab_size):
+    check_count("the number of labels", len(labels or ()), 0, 2**16 - 1)
+    if counts is not None and not (len(counts) == vocab_size and all(0 <= count < 2**53 for count in counts)):
         raise ValueError(
-            f"{path / 'config.json'} has token_counts {repr(counts)[:80]}; they must be a whole number, 0 or more, for "
-            f"each of {vocab_size} tokens"
+            f"{where} has token_counts {repr(counts)[:80]}; they must be a whole number, 0 or more, for each of "
+            f"{vocab_size} tokens"
         )
     token_counts = None if counts is None else tuple(counts)
-    return StoredModel(path, _parse_config(path, stored), vocab_size, tuple(labels), data_sha256, token_counts)
-
-
-def _are_counts(counts: Any, vocab_size: int) -> bool:
-    return (
-        isinstance(counts, list)
-        and len(counts) == vocab_size
-        and all(isinstance(count, int) and not isinstance(count, bool) and 0 <= count < 2**53 for count in counts)
-    )
+    return StoredModel(path, _parse_config(path, stored), vocab_size, tuple(labels or ()), data_sha256, token_counts)
 
 
 def read_run_config(run: Path) -> RunConfig:
@@ -482,9 +458,7 @@ DTYPE_NAMES = {"I8": "int8", "BF16": "bfloat16", "F16": "float16", "F32": "float
 def pack_weights(weights: "Mapping[str, Tensor]", dtype: str) -> "dict[str, Tensor]":
     """Return weights in the form in which they are stored for sharing; `load_weights` reads it.
 
-    Args:
-        dtype: ``int8``: matrices in int8 with float32 scales, everything else, which is little, in float32;
-            ``bfloat16`` or ``float32``: every parameter in that dtype.
+    In ``int8`` matrices have float32 scales, and everything else, which is little, is in float32.
     """
     import torch
 
@@ -523,18 +497,16 @@ def load_weights(folder: Path, stem: str) -> HashedWeights:
         raise ValueError(f"{path} cannot be read: {error.strerror}") from None
     with file:  # open, it is one file, whatever happens to its name meanwhile
         sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-        stored = read_tensors(path, Path(f"/dev/fd/{file.fileno()}"))
-    weights = dict(stored)
-    for name, values in stored.items():
-        if values.dtype == torch.int8:
-            scale = weights.pop(name + SCALE_SUFFIX, None)
-            if scale is None or scale.shape != (*values.shape[:-1], 1):
-                shape = "are missing" if scale is None else f"have shape {tuple(scale.shape)}"
-                raise ValueError(
-                    f"{folder / stem}.safetensors: {name} is int8 of shape {tuple(values.shape)}, and its scales "
-                    f"{shape}; there must be one per row: export the model again"
-                )
-            weights[name] = dequantize_int8(Int8Tensor(values, scale))
+        weights = load_tensors(folder, stem, Path(f"/dev/fd/{file.fileno()}"))
+    for name in [name for name, values in weights.items() if values.dtype == torch.int8]:
+        values, scale = weights[name], weights.pop(name + SCALE_SUFFIX, None)
+        if scale is None or scale.shape != (*values.shape[:-1], 1):
+            shape = "are missing" if scale is None else f"have shape {tuple(scale.shape)}"
+            raise ValueError(
+                f"{path}: {name} is int8 of shape {tuple(values.shape)}, and its scales {shape}; there must be one per "
+                "row: export the model again"
+            )
+        weights[name] = dequantize_int8(Int8Tensor(values, scale))
     return HashedWeights(weights, sha256)
 
 

@@ -1,9 +1,10 @@
 """Every option of a run, as dataclasses that check their values."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from functools import partial
+from typing import Annotated, Any, get_type_hints
 
 from sedd.registry import Registry
 from sedd.schema import MAX_COUNT, MAX_SAMPLES, check_choice, check_count, check_seed, from_dict
@@ -85,56 +86,75 @@ NOT_FOR_TRAINING = {
 """Objectives that no run can have: why, and where they work."""
 
 
-LIMITS: Mapping[str, int] = {
-    "model.width": 2**16,
-    "model.depth": 2**10,
-    "model.heads": 2**10,
-    "model.cond_dim": 2**16,
-    "model.seq_len": MAX_COUNT,
-    "train.batch_size": MAX_COUNT,
-    "train.grad_accumulation": MAX_COUNT,
-    "train.eval_sequences": MAX_SAMPLES,
-    "train.keep_checkpoints": MAX_COUNT,
-    "budget.steps": 10**8 - 1,  # the names of checkpoints have eight digits
-    "budget.tokens": 2**60,
-}
-"""The largest value of each count; a larger one is a mistake, or asks for more memory than machines have."""
-MAX_LR = 1e30
-"""A larger learning rate moves weights beyond float32, which ends at 3e38, within a few steps."""
+Rule = Callable[[str, Any], None]
+"""Raises ValueError if an option of this name may not have this value."""
 PRECISIONS = ("float32", "bfloat16")
 """Precisions of matrix products in inference."""
 
 
 def check_label(label: str, labels: Sequence[str]) -> None:
-    """Refuse a label that a model with these labels does not have."""
+    """Reject a label that a model with these labels does not have."""
     if not labels:
         raise ValueError(f"label is {label!r}, and the model was trained without labels; leave it out")
     if label not in labels:
         raise ValueError(f"label is {label!r}; this model has {', '.join(labels)}")
 
 
-def _check_at_least(name: str, value: int | float, least: int) -> None:
-    if not least <= value < math.inf:
-        raise ValueError(f"{name} is {value}; it must be {least} or more, and finite")
+# Rules of single options -----------------------------------------------------------------------------------
 
 
-def _check_positive(name: str, value: int | float, most: float = math.inf) -> None:
-    if not (0 < value <= most and value < math.inf):
-        limit = "" if most == math.inf else f" and at most {most:g}"
-        raise ValueError(f"{name} is {value}; it must be above 0{limit}")
+def one_of(*names: str) -> Rule:
+    """Allow these names."""
+    return partial(check_choice, allowed=names)
+
+
+def count(least: int, most: int) -> Rule:
+    """Allow a range of integers; a larger one is a mistake, or asks for more memory than machines have."""
+    return partial(check_count, least=least, most=most)
+
+
+def within(interval: str) -> Rule:
+    """Allow the numbers of an interval, as in ``[0, 1)``."""
+    least, most = map(float, interval[1:-1].split(", "))
+
+    def check(name: str, value: float) -> None:
+        is_end = (value == least and interval[0] == "[") or (value == most and interval[-1] == "]")
+        if not (least < value < most or is_end):
+            raise ValueError(f"{name} is {value}; it must lie in {interval}")
+
+    return check
+
+
+MAX_STEPS = 10**8 - 1  # the names of checkpoints have eight digits
+Interval = Annotated[int, count(0, MAX_STEPS)]
+Fraction = Annotated[float, within("[0, 1]")]
+
+
+class _Section:
+    """A section of the configuration, whose values are checked against the rules of their annotations."""
+
+    def __post_init__(self) -> None:
+        section = type(self).__name__.removesuffix("Config").lower()
+        for name, hint in get_type_hints(type(self), include_extras=True).items():
+            if (value := getattr(self, name)) is not None:
+                for rule in getattr(hint, "__metadata__", ()):
+                    rule(f"{section}.{name}", value)
+
+
+# Sections --------------------------------------------------------------------------------------------------
 
 
 @dataclass
-class DataConfig:
+class DataConfig(_Section):
     """What to train on."""
 
     sources: list[str] = field(default_factory=list)
     """Files, folders or hf:NAME to train on, or one folder that sedd data prepare wrote."""
     tokenizer: str = "bytes"
     """bytes, chars, bpe:SIZE (fitted to what is not held out), gpt2, ints, or the path of a tokenizer.json."""
-    packing: str = "packed"
+    packing: Annotated[str, one_of("packed", "lines")] = "packed"
     """packed: one stream of tokens, cut into blocks of model.seq_len. lines: one record per line or row, padded."""
-    pad: str = "model"
+    pad: Annotated[str, one_of("model", "ignore")] = "model"
     """Padding of lines. model: a token that is learned. ignore: left out of noise, loss, attention and counts."""
     column: str | None = None
     """Column of a table that holds the text; recognised by its name if left out."""
@@ -142,22 +162,17 @@ class DataConfig:
     """Encoding of text files, such as latin-1; tokenizers of bytes and byte-level BPE keep bytes that are not UTF-8."""
     label: str | None = None
     """Column of a table that holds the label of each record; implies data.packing=lines."""
-    label_dropout: float = 0.1
+    label_dropout: Annotated[float, within("[0, 1)")] = 0.1
     """Fraction of sequences whose label is dropped in training, which classifier-free guidance needs."""
-    val_fraction: float = 0.05
+    val_fraction: Annotated[float, within("(0, 1)")] = 0.05
     """Fraction of the data that is held out for validation, rounded to the nearest number of blocks or records."""
 
     def __post_init__(self) -> None:
-        check_choice("data.packing", self.packing, ("packed", "lines"))
-        check_choice("data.pad", self.pad, ("model", "ignore"))
+        super().__post_init__()
         if self.label is not None and self.packing == "packed":
             raise ValueError(
                 f"data.label is {self.label!r}, and packed text has no records to label; set data.packing=lines"
             )
-        if not 0 <= self.label_dropout < 1:
-            raise ValueError(f"data.label_dropout is {self.label_dropout}; it is a fraction and must lie in [0, 1)")
-        if not 0 < self.val_fraction < 1:
-            raise ValueError(f"data.val_fraction is {self.val_fraction}; it is a fraction and must lie between 0 and 1")
 
     @property
     def fitted_fraction(self) -> float:
@@ -171,161 +186,116 @@ class DataConfig:
 
 
 @dataclass
-class NoiseConfig:
+class NoiseConfig(_Section):
     """The noise process and its schedule."""
 
-    process: str = "absorbing"
+    process: Annotated[str, one_of(*PROCESSES.names)] = "absorbing"
     """Noise process. Tokens become absorbing: masks; uniform: random tokens; hybrid: masks or random tokens; frequency:
     random tokens, drawn as often as they occur in the training data."""
-    schedule: str | None = None
+    schedule: Annotated[str | None, one_of(*SCHEDULES.names)] = None
     """Noise schedule; log-linear by default."""
     options: dict[str, float] = field(default_factory=dict)
     """Options of the schedule: see the table below."""
-    mask_share: float | None = None
+    mask_share: Annotated[float | None, within("(0, 1)")] = None
     """Probability that hybrid noise replaces a token by the mask rather than by a random token; by default 0.9."""
 
     def __post_init__(self) -> None:
-        check_choice("noise.process", self.process, PROCESSES.names)
+        super().__post_init__()
         if self.mask_share is not None and self.process != "hybrid":
             raise ValueError(
                 f"noise.mask_share is {self.mask_share}, and {self.process} noise has no such share; set "
                 "noise.process=hybrid, or leave it out"
             )
-        if self.mask_share is not None and not 0 < self.mask_share < 1:
-            raise ValueError(
-                f"noise.mask_share is {self.mask_share}; it must lie between 0 (uniform noise) and 1 (absorbing noise)"
-            )
-        if self.schedule is not None:
-            check_choice("noise.schedule", self.schedule, SCHEDULES.names)
 
 
 @dataclass
-class ModelConfig:
+class ModelConfig(_Section):
     """The network and its parameterization."""
 
-    architecture: str = "modern"
+    architecture: Annotated[str, one_of("modern", "reference")] = "modern"
     """Network. modern: RMSNorm, QK-norm, squared ReLU. reference: the network of the published models."""
-    width: int = 256
+    width: Annotated[int, count(1, 2**16)] = 256
     """Width of the residual stream, a multiple of model.heads."""
-    depth: int = 6
+    depth: Annotated[int, count(1, 2**10)] = 6
     """Number of transformer blocks."""
-    heads: int = 4
+    heads: Annotated[int, count(1, 2**10)] = 4
     """Number of attention heads."""
-    cond_dim: int = 128
+    cond_dim: Annotated[int, count(1, 2**16)] = 128
     """Width of the noise-level embedding that conditions the blocks (adaLN)."""
-    dropout: float = 0.0
+    dropout: Annotated[float, within("[0, 1)")] = 0.0
     """Dropout probability of the residual branches."""
-    ngrams: int = 0
+    ngrams: Annotated[int, count(0, 4)] = 0
     """Length of the longest n-grams before and after a token whose embeddings are added to its own; 0: none."""
     embedding_norm: bool = False
     """RMSNorm after the embeddings; without time conditioning, residual branches are then initialised to 0."""
-    seq_len: int = 256
+    seq_len: Annotated[int, count(1, MAX_COUNT)] = 256
     """Tokens per training sequence; of lines the length of the longest, unless given: then longer ones are left out."""
-    parameterization: str | None = None
+    parameterization: Annotated[str | None, one_of(*PARAMETERIZATIONS.names)] = None
     """What the network returns: score (log-scores), mean (a denoiser) or, for the objective concrete-score,
     signed-score; by default what the objective needs, else score. conditional and causal come with their objectives."""
-    time_conditioning: str | None = None
+    time_conditioning: Annotated[str | None, one_of("sigma", "zero", "none")] = None
     """Noise level given to the network: sigma, zero (always 0, as MDLM's) or none (time-free); by default sigma, and
     none for objectives that have no times."""
 
     def __post_init__(self) -> None:
-        check_choice("model.architecture", self.architecture, ("modern", "reference"))
-        for name in ("width", "depth", "heads", "seq_len", "cond_dim"):
-            check_count(f"model.{name}", getattr(self, name), most=LIMITS[f"model.{name}"])
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"model.dropout is {self.dropout}; it is a probability and must lie in [0, 1)")
-        if not 0 <= self.ngrams <= 4:
-            raise ValueError(f"model.ngrams is {self.ngrams}; it must lie in 0..4")
-        if self.ngrams and self.architecture == "reference":
-            raise ValueError(
-                f"model.ngrams is {self.ngrams}, and the published network has no such embeddings; "
-                "set model.architecture=modern, or leave it out"
-            )
-        if self.embedding_norm and self.architecture == "reference":
-            raise ValueError(
-                "model.embedding_norm is true, and the published network has no such norm; set "
-                "model.architecture=modern, or leave it out"
-            )
-        if self.parameterization is not None:
-            check_choice("model.parameterization", self.parameterization, PARAMETERIZATIONS.names)
-        if self.time_conditioning is not None:
-            check_choice("model.time_conditioning", self.time_conditioning, ("sigma", "zero", "none"))
+        super().__post_init__()
+        for name in ("ngrams", "embedding_norm"):
+            if (value := getattr(self, name)) and self.architecture == "reference":
+                raise ValueError(
+                    f"model.{name} is {value}, which the published network does not have; set "
+                    "model.architecture=modern, or leave it out"
+                )
 
     def check_heads(self) -> None:
-        """Refuse a width that the heads cannot share equally."""
+        """Reject a width that the heads cannot share equally."""
         if self.width % self.heads:
             raise ValueError(f"model.width {self.width} is not a multiple of model.heads {self.heads}")
 
 
 @dataclass
-class OptimConfig:
+class OptimConfig(_Section):
     """Optimizer, learning-rate schedule, gradient clipping and EMA."""
 
-    name: str = "adamw"
+    name: Annotated[str, one_of("adamw", "muon")] = "adamw"
     """Optimizer: adamw, or muon for hidden matrices with AdamW for the rest."""
-    lr: float = 1e-3
+    lr: Annotated[float, within("(0, 1e+30]")] = 1e-3
     """Peak learning rate."""
-    beta1: float = 0.9
+    beta1: Fraction = 0.9
     """Decay of AdamW's first moment."""
-    beta2: float = 0.98
+    beta2: Fraction = 0.98
     """Decay of AdamW's second moment."""
-    weight_decay: float = 0.0
+    weight_decay: Annotated[float, within("[0, inf)")] = 0.0
     """Decoupled weight decay of matrices, embeddings included."""
-    warmup_steps: int = 100
+    warmup_steps: Interval = 100
     """Steps over which the learning rate rises linearly from 0."""
-    lr_schedule: str = "cosine"
+    lr_schedule: Annotated[str, one_of("constant", "linear", "cosine")] = "cosine"
     """Learning-rate schedule after warm-up: constant, or linear or cosine decay over the budget."""
-    final_lr_fraction: float = 0.1
+    final_lr_fraction: Fraction = 0.1
     """Learning rate at the end of the decay, as a fraction of optim.lr."""
-    decay_fraction: float = 1.0
+    decay_fraction: Annotated[float, within("(0, 1]")] = 1.0
     """Fraction of the budget, at its end, over which the learning rate decays; before that it is constant."""
-    grad_clip: float = 1.0
+    grad_clip: Annotated[float, within("(0, inf)")] = 1.0
     """Largest norm of the gradient; a larger gradient is scaled down to it."""
-    ema_decay: float = 0.999
+    ema_decay: Fraction = 0.999
     """Decay of the exponential moving average of the weights (EMA), with which validation and sampling compute."""
-
-    def __post_init__(self) -> None:
-        check_choice("optim.name", self.name, ("adamw", "muon"))
-        check_choice("optim.lr_schedule", self.lr_schedule, ("constant", "linear", "cosine"))
-        _check_positive("optim.lr", self.lr, MAX_LR)
-        _check_at_least("optim.weight_decay", self.weight_decay, 0)
-        _check_positive("optim.grad_clip", self.grad_clip)
-        check_count("optim.warmup_steps", self.warmup_steps, 0, LIMITS["budget.steps"])
-        for name in ("beta1", "beta2", "ema_decay", "final_lr_fraction"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"optim.{name} is {getattr(self, name)}; it must lie in [0, 1]")
-        if not 0 < self.decay_fraction <= 1:
-            raise ValueError(
-                f"optim.decay_fraction is {self.decay_fraction}; it must lie in (0, 1]: "
-                "for no decay, set optim.lr_schedule=constant"
-            )
 
 
 @dataclass
-class BudgetConfig:
+class BudgetConfig(_Section):
     """When to stop: at the first limit that is reached; 1000 steps if there is none."""
 
-    steps: int | None = None
+    steps: Annotated[int | None, count(1, MAX_STEPS)] = None
     """Number of optimizer steps."""
-    tokens: int | None = None
+    tokens: Annotated[int | None, count(1, 2**60)] = None
     """Number of training tokens."""
-    minutes: float | None = None
+    minutes: Annotated[float | None, within("(0, inf)")] = None
     """Minutes of training by the wall clock; evaluation and saving are counted apart."""
-
-    def __post_init__(self) -> None:
-        for name in ("steps", "tokens", "minutes"):
-            if (value := getattr(self, name)) is not None:
-                _check_positive(f"budget.{name}", value)
-        for name in ("steps", "tokens"):
-            check_count(f"budget.{name}", getattr(self, name) or 1, most=LIMITS[f"budget.{name}"])
 
     def describe(self) -> str:
         """Return the limits: 1,000 steps or 5 minutes."""
         limits = {name: getattr(self, name) for name in ("steps", "tokens", "minutes")}
         return " or ".join(
-            f"{limit:,g} {name}" if name == "minutes" else f"{limit:,} {name}"
-            for name, limit in limits.items()
-            if limit
+            f"{limit:{',g' if name == 'minutes' else ','}} {name}" for name, limit in limits.items() if limit
         )
 
     def spent(self, step: int, tokens: int, seconds: float) -> float:
@@ -351,60 +321,48 @@ class BudgetConfig:
 
 
 @dataclass
-class TrainConfig:
+class TrainConfig(_Section):
     """How a step is computed, and what happens every so many steps; 0 switches an interval off."""
 
-    batch_size: int = 64
+    batch_size: Annotated[int, count(1, MAX_COUNT)] = 64
     """Sequences per step, over all processes."""
-    grad_accumulation: int = 1
+    grad_accumulation: Annotated[int, count(1, MAX_COUNT)] = 1
     """Equal parts into which each process splits its sequences to save memory."""
-    time_sampling: str = "uniform"
+    time_sampling: Annotated[str, one_of("uniform", "low-noise", "bell")] = "uniform"
     """Distribution of training times: uniform; with importance weights, low-noise (t = u²) or bell (around 1/2)."""
-    loss_weighting: float = 0.0
+    loss_weighting: Annotated[float, within("[0, inf)")] = 0.0
     """Exponent p of a factor (1 + p)(1 − e^−σ)^p on the loss of a sequence, for gradients with less noise; 0: the bound
     itself."""
-    precision: str = "float32"
+    precision: Annotated[str, one_of("float32", "bfloat16", "float8")] = "float32"
     """Precision of matrix products: float32, bfloat16 (mixed precision), or float8 in the blocks where it pays."""
     compile: bool = False
     """Compile the network with torch.compile; on a GPU the Triton kernels of this package are as fast without."""
     cuda_graphs: bool = True
     """Use CUDA graphs for the blocks on a single GPU, unless they are compiled or checkpointed."""
-    activation_checkpointing: str = "none"
+    activation_checkpointing: Annotated[str, one_of("none", "selective", "full")] = "none"
     """Activations recomputed in the backward pass to save memory: none, selective (all but those of matrix products and
     attention) or full."""
     deterministic: bool = False
     """Use deterministic algorithms on a GPU, as a CPU always does, with any number of threads; attention is slower."""
     fsdp: bool = False
     """Shard weights, gradients and optimizer state over processes (FSDP2) instead of DDP."""
-    log_every: int = 10
+    log_every: Annotated[int, count(1, MAX_STEPS)] = 10
     """Steps between records of the training loss."""
-    eval_every: int | None = None
+    eval_every: Annotated[int | None, count(0, MAX_STEPS)] = None
     """Steps between validations, by default 250 or, under a budget of fewer than 1,000 steps, a quarter of it; the last
     step is validated too."""
-    eval_sequences: int = 256
+    eval_sequences: Annotated[int, count(1, MAX_SAMPLES)] = 256
     """Sequences per validation."""
-    save_every: int = 500
+    save_every: Interval = 500
     """Steps between checkpoints; halfway, one is saved if its validation bound is the best so far."""
-    keep_checkpoints: int = 3
+    keep_checkpoints: Annotated[int, count(1, MAX_COUNT)] = 3
     """Number of newest checkpoints to keep, beside the best."""
-    sample_every: int = 0
+    sample_every: Interval = 0
     """Steps between logged samples."""
-    on_nonfinite: str = "stop"
+    on_nonfinite: Annotated[str, one_of("stop", "skip")] = "stop"
     """What to do at a loss or gradient that is not finite: stop, or skip the step."""
-    max_skips: int = 10
+    max_skips: Interval = 10
     """Largest number of skipped steps; one more stops the run."""
-
-    def __post_init__(self) -> None:
-        check_choice("train.precision", self.precision, ("float32", "bfloat16", "float8"))
-        check_choice("train.time_sampling", self.time_sampling, ("uniform", "low-noise", "bell"))
-        check_choice("train.activation_checkpointing", self.activation_checkpointing, ("none", "selective", "full"))
-        check_choice("train.on_nonfinite", self.on_nonfinite, ("stop", "skip"))
-        for name in ("batch_size", "grad_accumulation", "keep_checkpoints", "eval_sequences"):
-            check_count(f"train.{name}", getattr(self, name), most=LIMITS[f"train.{name}"])
-        for name in ("log_every", "eval_every", "save_every", "sample_every", "max_skips"):
-            if (value := getattr(self, name)) is not None:
-                check_count(f"train.{name}", value, int(name == "log_every"), LIMITS["budget.steps"])
-        _check_at_least("train.loss_weighting", self.loss_weighting, 0)
 
 
 @dataclass
@@ -467,7 +425,7 @@ class RunConfig:
         )
 
     def resolved(self) -> "RunConfig":
-        """Fill in defaults that depend on other options, refuse options that contradict each other, and return this."""
+        """Fill in defaults that depend on other options, reject options that contradict each other, and return this."""
         required = REQUIRED_PARAMETERIZATION.get(self.objective)
         self.model.parameterization = self.model.parameterization or required or "score"
         if required and self.model.parameterization != required:
@@ -492,29 +450,23 @@ class RunConfig:
                 f"model.ngrams is {self.model.ngrams}, and the network of objective {self.objective} does not see the "
                 "token itself at its position, which the n-grams of its neighbours contain; leave it out"
             )
-        if self.network:
-            self._check_own_network()
+        options = {
+            "objective ratio-matching": self.model.parameterization == "conditional",
+            "train.precision float8": self.train.precision == "float8",
+            "train.compile": self.train.compile,
+            "train.activation_checkpointing": self.train.activation_checkpointing != "none",
+        }
+        for option, is_set in options.items():
+            if self.network and is_set:
+                raise ValueError(
+                    f"{option} needs sedd's own transformer, and network is {self.network['class']}; leave it out"
+                )
         if self.budget.steps is self.budget.tokens is self.budget.minutes is None:
             self.budget.steps = 1000
         return self
 
-    def _check_own_network(self) -> None:
-        """Reject options that only sedd's own transformer has."""
-        own = {
-            "objective ratio-matching": self.model.parameterization == "conditional",
-            "train.precision float8": self.train.precision == "float8",
-            "train.compile": self.train.compile,
-            f"train.activation_checkpointing {self.train.activation_checkpointing}": (
-                self.train.activation_checkpointing != "none"
-            ),
-        }
-        for option in (option for option, is_set in own.items() if is_set):
-            raise ValueError(
-                f"{option} needs sedd's own transformer, and network is {self.network['class']}; leave it out"
-            )
-
     def check_trainable(self) -> "RunConfig":
-        """Refuse an objective that is unknown or that no run can have, and return this."""
+        """Reject an objective that is unknown or that no run can have, and return this."""
         check_choice("objective", self.objective, OBJECTIVES.names)
         if self.train.loss_weighting and self.objective == "autoregressive":
             raise ValueError(
@@ -532,14 +484,14 @@ class RunConfig:
     def by_key(self) -> dict[str, Any]:
         """Return every value by its dotted key, as ``--set`` takes it."""
 
-        def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-            found: dict[str, Any] = {}
+        def flatten(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
             for name, value in values.items():
-                is_section = isinstance(value, dict) and value
-                found |= flatten(value, f"{prefix}{name}.") if is_section else {f"{prefix}{name}": value}
-            return found
+                if isinstance(value, dict) and value:
+                    yield from flatten(value, f"{prefix}{name}.")
+                else:
+                    yield f"{prefix}{name}", value
 
-        return flatten(self.as_dict())
+        return dict(flatten(self.as_dict()))
 
     @classmethod
     def from_dict(cls, data: Any) -> "RunConfig":
