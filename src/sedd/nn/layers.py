@@ -190,8 +190,7 @@ class RotaryEmbedding(Layer):
     Reference: Su et al. 2021, "RoFormer: Enhanced Transformer with Rotary Position Embedding", arXiv 2104.09864.
     """
 
-    inv_freq: Tensor
-    """The frequencies, which published checkpoints store."""
+    inv_freq: Tensor  # the frequencies, which published checkpoints store
 
     def __init__(self, head_dim: int) -> None:
         super().__init__()

@@ -46,11 +46,9 @@ class TransformerShape(NamedTuple):
 
     width: int
     heads: int
-    cond_dim: int | None
-    """Width of the noise-level embedding; None for a network without noise conditioning."""
+    cond_dim: int | None  # width of the noise-level embedding; None for a network without noise conditioning
     dropout: float
-    zero_branches: bool
-    """Whether the last matrix of every residual branch is initialised to 0."""
+    zero_branches: bool  # whether the last matrix of every residual branch is initialised to 0
 
 
 # Attention -------------------------------------------------------------------------------------------------
@@ -62,8 +60,7 @@ class AttentionContext(NamedTuple):
     rotation: Rotation
     mask: Bool[Tensor, "#b 1 #L L"] | None
     """True where the query (row) attends to the key (column); None: no mask but ``causal``."""
-    causal: bool
-    """Whether a token attends to itself and earlier tokens alone; False where ``mask`` covers that."""
+    causal: bool  # whether a token attends to itself and earlier tokens alone; False where ``mask`` covers that
 
 
 def attention_mask(
@@ -80,8 +77,7 @@ def attention_mask(
     return (valid[:, None, None] & pattern) | torch.eye(len(pattern), dtype=torch.bool, device=valid.device)
 
 
-STREAMS = 3
-"""Copies of a sequence that a hollow network reads: forward, backward and query stream."""
+STREAMS = 3  # copies of a sequence that a hollow network reads: forward, backward and query stream
 
 
 def hollow_mask(length: int, device: torch.device) -> Bool[Tensor, "n n"]:
@@ -117,22 +113,18 @@ class BlockWeights(NamedTuple):
 
     norms: tuple[NormSpec, NormSpec]
     qkv: Linear
-    qk_scale: tuple[Tensor, Tensor] | None
-    """Scales of normalized queries and keys; None: they are not normalized."""
+    qk_scale: tuple[Tensor, Tensor] | None  # scales of normalized queries and keys; None: they are not normalized
     out: Linear
     up: Linear
     down: Linear
-    activation: str
-    """``gelu`` or ``relu2``."""
-    modulation: Float32Linear | None
-    """The adaLN layer; None without noise conditioning."""
+    activation: str  # ``gelu`` or ``relu2``
+    modulation: Float32Linear | None  # the adaLN layer; None without noise conditioning
 
 
 class Block(nn.Module, ABC):
     """A transformer block: attention and MLP, each after a norm and next to a residual connection."""
 
-    use_fp8 = False
-    """Whether matrix products run in float8 where that is faster; see `ops.fp8`."""
+    use_fp8 = False  # whether matrix products run in float8 where that is faster; see `ops.fp8`
 
     def __init__(self, shape: TransformerShape) -> None:
         super().__init__()

@@ -12,8 +12,7 @@ from torch import Tensor
 from sedd.runtime.device import cdiv
 
 ACTIVATION_IDS = {"gelu": 0, "relu2": 1}
-FORWARD_SIZE = 4096
-"""Entries per program of the forward pass."""
+FORWARD_SIZE = 4096  # entries per program of the forward pass
 ROWS, PROGRAM_ROWS, COLUMNS, WARPS = 1, 64, 1024, 4
 """Rows per iteration, rows, columns and warps per program of the backward pass."""
 

@@ -37,12 +37,9 @@ RMS_NORM = NormSpec(eps=1e-6, centred=False)
 class PackedTokens(NamedTuple):
     """The selected positions of a batch of b sequences, in order."""
 
-    positions: Int[Tensor, " n"]
-    """Flat position of every selected token."""
-    inverse: Int[Tensor, " s"]
-    """For every flat position its row among the selected tokens; n where it is not selected."""
-    cu_seqlens: Int[Tensor, " b+1"]
-    """Cumulative numbers of selected tokens per sequence, from 0."""
+    positions: Int[Tensor, " n"]  # flat position of every selected token
+    inverse: Int[Tensor, " s"]  # for every flat position its row among the selected tokens; n where it is not selected
+    cu_seqlens: Int[Tensor, " b+1"]  # cumulative numbers of selected tokens per sequence, from 0
 
     @property
     def seq_len(self) -> int:
@@ -74,10 +71,8 @@ class ResidualBranch(NamedTuple):
 
     y: Float[Tensor, "*s h"]
     gate: Float[Tensor, "b h"] | None
-    dropout: float = 0.0
-    """Probability of dropping an entry of y."""
-    seed: Int[Tensor, " 2"] | None = None
-    """Seed of the dropout mask; None: no dropout."""
+    dropout: float = 0.0  # probability of dropping an entry of y
+    seed: Int[Tensor, " 2"] | None = None  # seed of the dropout mask; None: no dropout
     bias: Float[Tensor, " h"] | None = None
 
 
@@ -89,13 +84,9 @@ class BlockOps:
     def embed(
         self, lookups: Sequence[Lookup], position: Float[Tensor, "L h"] | None, norm: bool, dtype: torch.dtype
     ) -> Float[Tensor, "b L h"]:
-        """Add up rows of tables and the position embedding, and normalize the sum if ``norm``: x/√(mean x² + ε).
+        """Add up rows of tables, of the token itself first, and of positions; with ``norm`` return x/√(mean x² + ε).
 
-        Args:
-            lookups: Tables and keys; the embedding of the token itself first.
-            position: Embedding of every position; None: none is added.
-            norm: Whether to normalize, with the ε of the sum's dtype.
-            dtype: Dtype of the output. The sum and its norm are in float32 or better.
+        The sum and its norm are in float32 or better, and ε is the sum's dtype's.
         """
         token, *others = lookups
         h = upcast(self.look_up(token.keys, token.table))
@@ -114,19 +105,16 @@ class BlockOps:
         packed: PackedTokens | None = None,
         use_fp8: bool = False,
     ) -> tuple[Float[Tensor, "*s h"], Float[Tensor, "*s h"], Fp8Tensor | None]:
-        """Add a branch to the residual stream, normalize the sum and modulate it.
+        """Add a branch to the residual stream, normalize the sum and modulate it: n·(1 + scale) + shift (adaLN).
 
         Args:
             x: Residual stream of whole sequences, (b, L, h), or of their packed tokens, (n, h).
-            branch: The branch to add; None: nothing is added.
+            branch: The branch to add.
             norm: The normalization of the next block.
-            modulation: adaLN modulation x·(1 + scale) + shift after the normalization: shift and scale.
+            modulation: Shift and scale.
             dtype: Dtype of the normalized output.
             packed: The positions of the rows of ``x``; None: ``x`` has all positions.
-            use_fp8: Whether to quantize the normalized output as well.
-
-        Returns:
-            The residual stream in its own dtype, the normalized output, and that quantized if ``use_fp8``.
+            use_fp8: Whether to return the normalized output quantized as well.
         """
 
         def per_token(per_sequence: Tensor) -> Tensor:
@@ -158,13 +146,8 @@ class BlockOps:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Project to queries, keys and values, (b, L, heads, d), and apply rotary positions to queries and keys.
 
-        Args:
-            x: The normalized input.
-            weight: The weights of queries, keys and values, stacked.
-            heads: The number of heads.
-            rotation: Rotary angles.
-            qk_scale: Weights of QK-norm, the RMS normalization of each head of queries and keys; None: no QK-norm.
-            x_fp8: ``x`` quantized: products are then in float8, but for weight gradients.
+        With ``qk_scale`` each head of queries and keys is first RMS-normalized (QK-norm). With ``x_fp8``, ``x``
+        quantized, products are in float8, except for weight gradients.
         """
         weight = weight.to(x.dtype)
         qkv = F.linear(x, weight) if x_fp8 is None else fp8.fp8_linear(x, x_fp8, weight, None)
@@ -182,14 +165,9 @@ class BlockOps:
         activation: str,
         x_fp8: Fp8Tensor | None = None,
     ) -> Float[Tensor, "*s h"]:
-        """Compute activation(x·upᵀ + bias)·downᵀ.
+        """Compute activation(x·upᵀ + bias)·downᵀ, with ``gelu``, in its tanh form, or ``relu2``, max(0, z)².
 
-        Args:
-            x: The normalized input.
-            up: First weight and bias.
-            down: Second weight.
-            activation: ``gelu``, in its tanh form, or ``relu2``, max(0, z)².
-            x_fp8: ``x`` quantized: products are then in float8, but for weight gradients.
+        With ``x_fp8``, ``x`` quantized, products are in float8, except for weight gradients.
         """
         w1, b1, w2 = up[0].to(x.dtype), None if up[1] is None else up[1].to(x.dtype), down.to(x.dtype)
         z = F.linear(x, w1, b1) if x_fp8 is None else fp8.fp8_linear(x, x_fp8, w1, b1)
@@ -264,12 +242,7 @@ def _hash32(h: Tensor) -> Tensor:
 
 
 def pack_tokens(selected: Bool[Tensor, "*b L"], count: int | None = None) -> PackedTokens:
-    """Pack the positions where ``selected`` is true.
-
-    Args:
-        selected: The mask.
-        count: How many are selected; None counts them, which on a GPU waits for the device.
-    """
+    """Pack the ``count`` positions where ``selected`` is true; None counts them, for which the host waits for a GPU."""
     flat = selected.flatten()
     count = int(flat.sum()) if count is None else count
     positions = flat.to(torch.uint8).argsort(descending=True, stable=True)[:count]

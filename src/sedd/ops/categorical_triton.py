@@ -14,8 +14,7 @@ from sedd.draws import AffineWeights, CounterRNG
 from sedd.ops.categorical import HeadLogits, SampledTokens
 from sedd.runtime.device import cdiv
 
-COLUMNS, WARPS = 2048, 8
-"""Logits per load and warps of a program."""
+COLUMNS, WARPS = 2048, 8  # logits per load and warps of a program
 MAX_LOG_SCORE: tl.constexpr = tl.constexpr(70.0)
 """Scores are clamped at e^70: the sum of fifty thousand of them is finite, and staying has probability 0 beside it."""
 
@@ -148,8 +147,7 @@ def _sample(
 
 # Uniforms --------------------------------------------------------------------------------------------------
 
-SIZE = 1024
-"""Positions per program."""
+SIZE = 1024  # positions per program
 
 
 def philox_uniforms(rng: CounterRNG, length: int, step: int | Tensor, event: int) -> Tensor:

@@ -21,8 +21,7 @@ CHUNK, COLUMNS = 64, 256
 """Rows and columns per program, which is one warp. The list gets shorter only with chunks of at least 4 rows."""
 
 
-MAX_TABLES = 4
-"""Tables of `embed_and_norm_forward`, at most."""
+MAX_TABLES = 4  # tables of `embed_and_norm_forward`, at most
 NORM_ROWS, NORM_COLUMNS, NORM_WARPS = 4, 256, 1
 """Rows per program, entries per load and warps of the kernels with a norm."""
 

@@ -16,10 +16,8 @@ from torch import Tensor
 from sedd.runtime import device as devices
 from sedd.tensors import upcast
 
-FP8_MAX = 448.0
-"""Largest number of float8 e4m3."""
-MIN_ABS_MAX = 1e-30
-"""Lower bound of a row's largest absolute value: smaller rows become 0."""
+FP8_MAX = 448.0  # largest number of float8 e4m3
+MIN_ABS_MAX = 1e-30  # lower bound of a row's largest absolute value: smaller rows become 0
 
 
 class Fp8Tensor(NamedTuple):

@@ -11,10 +11,8 @@ from sedd.runtime.device import cdiv, next_power_of_2
 
 # mypy: disable-error-code=assignment
 
-COLUMNS = 1024
-"""Entries of a row per load, at most."""
-ROWS, WARPS = 4, 4
-"""Rows and warps per program."""
+COLUMNS = 1024  # entries of a row per load, at most
+ROWS, WARPS = 4, 4  # rows and warps per program
 BACKWARD_ROWS, SUM_ROWS = 2, 64
 """Rows per program of the backward pass of the activation; the second where it also sums over rows."""
 NO_ACTIVATION = -1

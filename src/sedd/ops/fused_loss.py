@@ -30,10 +30,8 @@ from sedd.parameterization import DiscreteModel
 from sedd.runtime import device as devices
 from sedd.tensors import upcast, upcast_dtype
 
-VOCAB_MULTIPLE = 128
-"""On a GPU the logits are padded to a multiple of this many entries."""
-MAX_LOGITS = {"cuda": 9 * 2**26, "cpu": 2**22}
-"""Largest number of logits in memory at a time."""
+VOCAB_MULTIPLE = 128  # on a GPU the logits are padded to a multiple of this many entries
+MAX_LOGITS = {"cuda": 9 * 2**26, "cpu": 2**22}  # largest number of logits in memory at a time
 MAX_LOG_SCORE = 80.0
 """Log-scores are clamped at 80, so that sums and gradients stay finite; clamped entries are counted."""
 _MIN_LOG_RATIO = -70.0  # as in `divergence`
@@ -56,19 +54,15 @@ class EntropyTerms(NamedTuple):
     data: Tensor
     grad_at_data: Tensor
     skip: Tensor | None = None
-    log_rest: Tensor | None = None
-    """log a; None: a = 0, and D(s_y, 0) = s_y."""
+    log_rest: Tensor | None = None  # log a; None: a = 0, and D(s_y, 0) = s_y
 
 
 class EntropySums(NamedTuple):
     """Sums over a block of rows."""
 
-    values: Tensor
-    """Σ_y D, per row."""
-    columns: Tensor
-    """Σ_rows weight·∂D/∂log s_y, per entry."""
-    overflow_count: Tensor
-    """Scores above `MAX_LOG_SCORE`, per row."""
+    values: Tensor  # Σ_y D, per row
+    columns: Tensor  # Σ_rows weight·∂D/∂log s_y, per entry
+    overflow_count: Tensor  # scores above `MAX_LOG_SCORE`, per row
 
 
 class LinearLossBackend:
@@ -124,14 +118,11 @@ class ScoreEntropyLoss(NamedTuple):
     """
 
     states: int
-    x_t: Int[Tensor, " n"] | None
-    """None: x_t is not among the states (a mask), and no entry is left out."""
+    x_t: Int[Tensor, " n"] | None  # None: x_t is a mask, no state, and no entry is left out
     x_0: Int[Tensor, " n"]
     scale: Float[Tensor, " n"]
-    log_data: Float[Tensor, " n"]
-    """log a at y = x_0."""
-    log_rest: Float[Tensor, " n"] | None
-    """log a at every other y; None: a = 0."""
+    log_data: Float[Tensor, " n"]  # log a at y = x_0
+    log_rest: Float[Tensor, " n"] | None  # log a at every other y; None: a = 0
     weight: Float[Tensor, " n"]
 
     def loss_and_grad_(self, z: Tensor, bias: Tensor | None, backend: LinearLossBackend) -> EntropySums:
@@ -186,12 +177,9 @@ def _logit_at(z: Tensor, bias: Tensor | None, y: Tensor) -> Tensor:
 class LossOutput(NamedTuple):
     """Weighted losses, in nats."""
 
-    total: Float[Tensor, ""]
-    """Their sum; the only field with a gradient."""
-    positions: Float[Tensor, "*n"]
-    """The loss of every row of the head's input, or of every position of a batch."""
-    overflow_count: Int[Tensor, ""]
-    """Number of log-scores above `MAX_LOG_SCORE`; ``positions`` is infinite there."""
+    total: Float[Tensor, ""]  # their sum; the only field with a gradient
+    positions: Float[Tensor, "*n"]  # the loss of every row of the head's input, or of every position of a batch
+    overflow_count: Int[Tensor, ""]  # number of log-scores above `MAX_LOG_SCORE`; ``positions`` is infinite there
 
 
 def linear_loss(
@@ -206,14 +194,9 @@ def linear_loss(
 ) -> LossOutput:
     """Return the loss of the logits ``hidden @ weight.T + bias``, which never exist all at once.
 
-    Args:
-        hidden: Input of the head.
-        weight: Weight of the head; entries after ``loss.states`` do not count.
-        bias: Bias of the head.
-        loss: The loss of every row.
-        dtype: Dtype of matrix products; None: that of ``weight``. Everything else is in float32 or better.
-        block_rows: Rows of logits that exist at a time; None: as many as `MAX_LOGITS` allows.
-        backend: None: that of the device.
+    Entries of the head after ``loss.states`` do not count. Matrix products are in ``dtype``, by default the dtype of
+    ``weight``, and everything else is in float32 or better. ``block_rows`` rows of logits exist at a time, by default
+    as many as `MAX_LOGITS` allows.
     """
     if weight.shape[0] < loss.states:
         raise ValueError(f"the head has {weight.shape[0]} entries per position; this loss needs {loss.states}")
@@ -301,20 +284,10 @@ def fused_loss(
     valid: Bool[Tensor, "b L"] | None = None,
     count: int | None = None,
 ) -> LossOutput | None:
-    """Return the losses at valid positions, each sequence times its weight.
+    """Return the losses at valid positions, each sequence times the ``weight`` of its time.
 
-    Args:
-        objective: The training objective.
-        model: The model to be trained.
-        x_t: Noisy tokens.
-        x_0: Clean tokens.
-        t: Time of each sequence.
-        weight: Importance weight of each sequence's time.
-        valid: False at padding.
-        count: Number of valid positions that count in the loss. None counts them on the device, and waits for it.
-
-    Returns:
-        The losses; None if the objective has no fused loss with this model: use ``objective.loss``.
+    None if the objective has no fused loss with this model: use ``objective.loss``. ``count`` is the number of valid
+    positions that count in the loss; None counts them on the device, and waits for it.
     """
     network = model.network
     network = network.module if isinstance(network, nn.parallel.DistributedDataParallel) else network
@@ -344,7 +317,6 @@ def _head_loss(
     process = model.process
 
     def gather(values: Tensor) -> Tensor:
-        """Expand values to all positions and return those of the packed positions."""
         flat = values.expand(c.x_t.shape).flatten()
         return flat if packed is None else flat[packed.positions]
 

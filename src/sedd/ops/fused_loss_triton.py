@@ -20,8 +20,7 @@ SIZES = {False: (128, 512, 3), True: (64, 256, 1)}
 """Rows, columns and pipeline stages of a program of the entropy kernel; with a = 0 except at x_0, and in general."""
 SUM_ROWS, SUM_COLUMNS, SUM_STAGES, SUM_WARPS = 4, 512, 3, 2
 """Rows, columns per load, pipeline stages and warps of a program of the logsumexp kernel."""
-MAX_GRID_Y = 65_535
-"""Largest second dimension of a CUDA grid."""
+MAX_GRID_Y = 65_535  # largest second dimension of a CUDA grid
 LARGE, SMALL = 1e34, 1e-28
 """A sum of divergences below LARGE has no score above the clamp; a sum of exponentials above SMALL is accurate."""
 LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)
@@ -42,50 +41,21 @@ class TritonLinearLoss(LinearLossBackend):
         overflow_count = z.new_empty(grid[0], n, dtype=torch.int16)
         unused = terms.scale  # a pointer that is never read
         _entropy_and_grad[grid](
-            z,
-            unused if terms.bias is None else terms.bias,
-            terms.scale,
-            terms.weight,
-            terms.data,
-            terms.grad_at_data,
-            terms.data if terms.skip is None else terms.skip,
-            unused if terms.log_rest is None else terms.log_rest,
-            row_sums,
-            column_sums,
-            overflow_count,
-            n,
-            terms.states,
-            width,
-            BIAS=terms.bias is not None,
-            SKIP=terms.skip is not None,
-            REST=terms.log_rest is not None,
-            MAX_LOG_SCORE=MAX_LOG_SCORE,
-            LARGE=LARGE,
-            ROWS=rows,
-            C=columns,
-            STAGES=stages,
-            num_warps=1,
-        )
+            z, unused if terms.bias is None else terms.bias, terms.scale, terms.weight, terms.data, terms.grad_at_data,
+            terms.data if terms.skip is None else terms.skip, unused if terms.log_rest is None else terms.log_rest,
+            row_sums, column_sums, overflow_count, n, terms.states, width, BIAS=terms.bias is not None,
+            SKIP=terms.skip is not None, REST=terms.log_rest is not None, MAX_LOG_SCORE=MAX_LOG_SCORE, LARGE=LARGE,
+            ROWS=rows, C=columns, STAGES=stages, num_warps=1,
+        )  # fmt: skip
         return EntropySums(row_sums.sum(0), column_sums.sum(0), overflow_count.sum(0))
 
     def logsumexp(self, z: Tensor, states: int, bias: Tensor | None) -> Tensor:
         n, width = z.shape
         total = z.new_empty(n, dtype=torch.float32)
         _logsumexp[(cdiv(n, SUM_ROWS),)](
-            z,
-            total if bias is None else bias,
-            total,
-            n,
-            states,
-            width,
-            BIAS=bias is not None,
-            LARGE=LARGE,
-            SMALL=SMALL,
-            R=SUM_ROWS,
-            C=SUM_COLUMNS,
-            STAGES=SUM_STAGES,
-            num_warps=SUM_WARPS,
-        )
+            z, total if bias is None else bias, total, n, states, width, BIAS=bias is not None, LARGE=LARGE,
+            SMALL=SMALL, R=SUM_ROWS, C=SUM_COLUMNS, STAGES=SUM_STAGES, num_warps=SUM_WARPS,
+        )  # fmt: skip
         return total
 
 
@@ -114,29 +84,10 @@ def _entropy(log_s, log_a, REST: tl.constexpr):
 
 @triton.jit(do_not_specialize=["n"])  # n changes from step to step
 def _entropy_and_grad(
-    z,
-    bias,
-    scale,
-    weight,
-    data,
-    grad_at_data,
-    skip,
-    log_rest,
-    row_sums,
-    column_sums,
-    overflow_count,
-    n,
-    states,
-    width,
-    BIAS: tl.constexpr,
-    SKIP: tl.constexpr,
-    REST: tl.constexpr,
-    MAX_LOG_SCORE: tl.constexpr,
-    LARGE: tl.constexpr,
-    ROWS: tl.constexpr,
-    C: tl.constexpr,
-    STAGES: tl.constexpr,
-):
+    z, bias, scale, weight, data, grad_at_data, skip, log_rest, row_sums, column_sums, overflow_count, n, states, width,
+    BIAS: tl.constexpr, SKIP: tl.constexpr, REST: tl.constexpr, MAX_LOG_SCORE: tl.constexpr, LARGE: tl.constexpr,
+    ROWS: tl.constexpr, C: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
     left = tl.program_id(0) * C
     col = left + tl.arange(0, C)
     is_state = col < states
@@ -188,19 +139,9 @@ def _entropy_and_grad(
 
 @triton.jit(do_not_specialize=["n"])
 def _logsumexp(
-    z,
-    bias,
-    total,
-    n,
-    states,
-    width,
-    BIAS: tl.constexpr,
-    LARGE: tl.constexpr,
-    SMALL: tl.constexpr,
-    R: tl.constexpr,
-    C: tl.constexpr,
-    STAGES: tl.constexpr,
-):
+    z, bias, total, n, states, width, BIAS: tl.constexpr, LARGE: tl.constexpr, SMALL: tl.constexpr, R: tl.constexpr,
+    C: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
     """Sum exponentials of R rows without subtracting their maximum; where a sum over- or underflows, do it again."""
     row = tl.program_id(0) * R + tl.arange(0, R)
     start = z + row[:, None].to(tl.int64) * width

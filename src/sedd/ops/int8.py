@@ -1,16 +1,10 @@
-"""Int8 weights: rounded to nearest, symmetric, one scale per row; nothing is calibrated on data.
-
-Weights are stored in int8 and computed with in float32: `checkpoint.pack_weights` quantizes them once when a model
-is exported, `checkpoint.load_weights` dequantizes them once when it is loaded.
-"""
+"""Int8 weights on disk: rounded to nearest, symmetric, one scale per row; nothing is calibrated on data."""
 
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int8
 from torch import Tensor
-
-INT8_MAX = 127
 
 
 class Int8Tensor(NamedTuple):
@@ -22,7 +16,7 @@ class Int8Tensor(NamedTuple):
 
 def quantize_int8(weight: Float[Tensor, "m k"]) -> Int8Tensor:
     """Round each row to the nearest multiples of its scale: q = round(w/s), s = max |w|/127, so |w − s·q| ≤ s/2."""
-    scale = (weight.abs().amax(-1, keepdim=True).double() / INT8_MAX).float()
+    scale = (weight.abs().amax(-1, keepdim=True).double() / 127).float()
     scale = torch.where(scale > 0, scale, 1.0)  # a row of zeros
     return Int8Tensor((weight.double() / scale.double()).round().to(torch.int8), scale)
 

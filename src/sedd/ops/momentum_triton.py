@@ -7,8 +7,7 @@ from torch import Tensor
 
 from sedd.runtime.device import cdiv
 
-SIZE, WARPS = 2048, 4
-"""Entries and warps per program."""
+SIZE, WARPS = 2048, 4  # entries and warps per program
 
 
 def nesterov_momentum_triton(

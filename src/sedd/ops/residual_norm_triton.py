@@ -22,27 +22,21 @@ from sedd.runtime.device import cdiv, next_power_of_2
 
 # mypy: disable-error-code=assignment
 
-COLUMNS = 256
-"""Entries of a row per load and warp."""
-FORWARD_ROWS, FORWARD_STAGES = 8, 2
-"""Rows per program and pipeline stages of the forward pass."""
-BACKWARD_ROWS, BACKWARD_STAGES = 64, 2
-"""The same of the backward pass."""
+COLUMNS = 256  # entries of a row per load and warp
+FORWARD_ROWS, FORWARD_STAGES = 8, 2  # rows per program and pipeline stages of the forward pass
+BACKWARD_ROWS, BACKWARD_STAGES = 64, 2  # the same of the backward pass
 FORWARD_LOADS, BACKWARD_LOADS = 4, 3
 """Loads of a row that fit into the registers of a warp; longer rows take more warps."""
-SUM_ROWS, SUM_COLUMNS = 16, 128
-"""Partial sums and columns per load of the kernel that adds them up."""
+SUM_ROWS, SUM_COLUMNS = 16, 128  # partial sums and columns per load of the kernel that adds them up
 
 
 class ResidualNormConfig(NamedTuple):
     """The numbers of the operation."""
 
     eps: float
-    centred: bool
-    """Whether the norm subtracts the mean (layer norm) or not (RMS norm)."""
+    centred: bool  # whether the norm subtracts the mean (layer norm) or not (RMS norm)
     dropout: float
-    length: int
-    """Rows per sequence, or the most that a sequence may have, for packed tokens."""
+    length: int  # rows per sequence, or the most that a sequence may have, for packed tokens
 
 
 class ResidualNormInputs(NamedTuple):
@@ -56,8 +50,7 @@ class ResidualNormInputs(NamedTuple):
     shift: Tensor | None
     scale: Tensor | None
     seed: Tensor | None
-    cu_seqlens: Tensor | None
-    """Cumulative numbers of rows per sequence, for packed tokens."""
+    cu_seqlens: Tensor | None  # cumulative numbers of rows per sequence, for packed tokens
 
     def sequences(self, x: Tensor) -> int:
         """Return the number of sequences."""
@@ -125,8 +118,7 @@ def residual_norm_forward(
     return total, n, mean, rstd
 
 
-_SUMMED = ("Y_BIAS", "GATE", "WEIGHT", "BIAS", "MODULATE")
-"""Inputs whose gradients are sums over rows."""
+_SUMMED = ("Y_BIAS", "GATE", "WEIGHT", "BIAS", "MODULATE")  # inputs whose gradients are sums over rows
 
 
 class ResidualNormGrads(NamedTuple):

@@ -14,13 +14,11 @@ from sedd.runtime.device import cdiv, next_power_of_2
 
 # mypy: disable-error-code=assignment
 
-ROWS, WARPS = 2, 4
-"""Rows and warps per program of the forward pass."""
+ROWS, WARPS = 2, 4  # rows and warps per program of the forward pass
 BACKWARD_ROWS, BACKWARD_ENTRIES = 8, 512
 """Rows per program of the backward pass, which computes one after the other, and pairs of entries per warp."""
 
-QKScales = tuple[Tensor, Tensor]
-"""The weights of QK-norm for queries and for keys, each (d,)."""
+QKScales = tuple[Tensor, Tensor]  # the weights of QK-norm for queries and for keys, each (d,)
 
 
 def qk_norm_rotary_forward(

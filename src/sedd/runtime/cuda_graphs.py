@@ -26,10 +26,8 @@ from torch.nn import functional as F  # noqa: N812  (the conventional name)
 from sedd.parameterization import Backbone
 
 OptionalTensors = tuple[Tensor | None, ...]
-MAX_GRAPHS = 4
-"""Captures of a `GraphedFunction`; each holds the memory of a whole forward and backward pass."""
-MAX_TOKENS = 2**17
-"""Batches of more tokens than this run without a graph in inference: launches do not limit them."""
+MAX_GRAPHS = 4  # captures of a `GraphedFunction`; each holds the memory of a whole forward and backward pass
+MAX_TOKENS = 2**17  # batches of more tokens than this run without a graph in inference: launches do not limit them
 
 # Training --------------------------------------------------------------------------------------------------
 
@@ -42,12 +40,9 @@ class CapturedGraphs:
     inputs: OptionalTensors
     outputs: OptionalTensors
     backward: Any
-    grad_outputs: OptionalTensors
-    """Gradients of the outputs; None for outputs that have none."""
-    grad_inputs: OptionalTensors
-    """Gradients of the inputs, then of the weights."""
-    replays: int = 0
-    """Replays of either graph; each overwrites what the one before it wrote."""
+    grad_outputs: OptionalTensors  # gradients of the outputs; None for outputs that have none
+    grad_inputs: OptionalTensors  # gradients of the inputs, then of the weights
+    replays: int = 0  # replays of either graph; each overwrites what the one before it wrote
 
 
 @final

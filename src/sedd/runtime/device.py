@@ -6,8 +6,7 @@ import os
 
 import torch
 
-TRITON_CAPABILITY = (8, 0)
-"""Least CUDA compute capability that the Triton kernels support."""
+TRITON_CAPABILITY = (8, 0)  # least CUDA compute capability that the Triton kernels support
 
 
 def resolve_device(name: str | None) -> torch.device:

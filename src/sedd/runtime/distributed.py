@@ -23,8 +23,7 @@ class Ranks:
     rank: int
     world_size: int
     device: torch.device
-    cpu_group: dist.ProcessGroup | None = None
-    """The group that reduces tensors on the CPU; None: the default group."""
+    cpu_group: dist.ProcessGroup | None = None  # the group that reduces tensors on the CPU; None: the default group
 
     @property
     def is_main(self) -> bool:

@@ -5,7 +5,9 @@ import json
 import math
 import os
 import platform
+import re
 import subprocess
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -17,31 +19,27 @@ from sedd.files import MAX_TEXT, parse_json, read_bytes
 from sedd.schema import check_fields
 
 LOG = "log.jsonl"
-FIELD_TYPES = {
+FIELD_TYPES = {  # of the fields of a record that others read
     **dict.fromkeys(("step", "tokens"), int),
     **dict.fromkeys(("loss", "seconds", "save_seconds", "bound", "bound_stderr", "bound_bits_per_char"), float),
     "loss_by_time": list[float],
     "samples": list[str],
 }
-"""The types of the fields of a record that others read."""
 
 
 class RunLog:
-    """Writer of a run's ``log.jsonl`` and of its TensorBoard events."""
+    """Writer of a run's ``log.jsonl`` and of its TensorBoard events.
+
+    Opening it drops records after step ``after``, which a killed run may have logged after its last checkpoint, and
+    ``torn``, an incomplete last line.
+    """
 
     def __init__(self, folder: Path, after: int) -> None:
-        """Open the log for appending and drop records after step ``after``.
-
-        A killed run may have logged steps that its last checkpoint does not contain.
-        """
         self.path = folder / LOG
-        records, torn = _read_records(self.path) if self.path.exists() else ([], "")
+        records, self.torn = _read_records(self.path) if self.path.exists() else ([], "")
         kept = [line for line, record in records if record["step"] <= after]
         files.write_text(self.path, "".join(line + "\n" for line in kept))
         self.records = len(kept)
-        """Number of records."""
-        self.torn = torn
-        """What was dropped because a killed process had not written all of it."""
         self._board: Any = None
         if importlib.util.find_spec("tensorboard"):
             from torch.utils.tensorboard import SummaryWriter
@@ -92,7 +90,6 @@ def _read_records(path: Path) -> tuple[list[tuple[str, dict[str, Any]]], str]:
 
 
 def _parse(place: str, line: str) -> dict[str, Any]:
-    """Return the record of a step that a line holds."""
     try:
         record = parse_json(line)
         names = record.keys() if isinstance(record, dict) else set()
@@ -122,25 +119,20 @@ def environment() -> dict[str, str]:
 
 
 def _processor() -> str:
-    """Return the name of the processor, from /proc where the system has it."""
     info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
+    found = re.search(r"^model name\s*: (.+)", info.read_text(), re.MULTILINE) if info.exists() else None
+    return found[1].strip() if found else platform.processor() or platform.machine()
 
 
-def _commit() -> str | None:
-    """Return the commit of this source tree, or None if it is not under version control."""
+def _commit() -> str:
+    """Return the commit of this source tree, or nothing if it is not under version control."""
 
-    def git(*args: str) -> str | None:
-        try:
-            result = subprocess.run(["git", *args], cwd=Path(__file__).parent, capture_output=True, text=True)
-        except OSError:
-            return None
-        return result.stdout.strip() if result.returncode == 0 else None
+    def git(*args: str) -> str:
+        with suppress(OSError, subprocess.CalledProcessError):
+            return subprocess.check_output(
+                ["git", *args], cwd=Path(__file__).parent, stderr=subprocess.DEVNULL, text=True
+            ).strip()
+        return ""
 
-    return (
-        git("describe", "--always", "--abbrev=40", "--dirty", "--exclude=*")
-        if git("ls-files", Path(__file__).name)
-        else None
-    )
+    is_tracked = git("ls-files", Path(__file__).name)
+    return git("describe", "--always", "--abbrev=40", "--dirty", "--exclude=*") if is_tracked else ""
