@@ -8,7 +8,7 @@ import html
 import math
 import signal
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
 from pathlib import Path
@@ -30,7 +30,7 @@ from sedd.sampling_settings import SamplingSettings, shows_settings
 from sedd.schema import MAX_SAMPLES, check_count
 from sedd.tokenizer import Ids
 from sedd.training import checkpoint
-from sedd.training.datasets import check_data, find_sources, prepare_data, require_sources
+from sedd.training.datasets import check_data, prepare_data
 
 
 def load(
@@ -305,13 +305,11 @@ class Model:
             batch: Draws evaluated at a time; by default as many as suit the device.
         """
         chosen = evaluation.get_protocol(protocol or ("held-out" if data is None else "strict"))
-        conditional = self.loaded.with_label(label)
-        if data is None and not chosen.uses_validation_split:
-            raise ValueError(f"protocol {chosen.name} needs data: name a file, or leave protocol out")
-        if chosen.uses_validation_split:
-            corpus = self._validation_corpus(conditional, data)
-        else:
-            corpus = evaluation.read_corpus(str(data), chosen, conditional, column=column, encoding=encoding)
+        conditional, source = self.loaded.with_label(label), None if data is None else str(data)
+        advice = "model.evaluate(DATA, protocol='held-out')"
+        (corpus,) = evaluation.load_corpora(
+            conditional, source, chosen, column=column, encoding=encoding, advice=advice
+        )
         ranks = Ranks(0, 1, self.loaded.device)
         return evaluation.evaluate(
             conditional, corpus, chosen, ranks, estimator=estimator, orders=orders, draws=draws, batch=batch, seed=seed
@@ -336,14 +334,6 @@ class Model:
         return evaluation.evaluate_own_samples(
             conditional, ranks, samples=samples, orders=orders, seed=seed, batch=batch
         )
-
-    def _validation_corpus(self, loaded: LoadedModel, data: str | Path | None) -> evaluation.Corpus:
-        """Return the validation split of the run's data, which ``data`` names if it was moved."""
-        config = find_sources(loaded.config, loaded.folder)
-        if data is not None:
-            config = replace(config, data=replace(config.data, sources=[str(data)]))
-        require_sources(config, loaded.folder, "model.evaluate(DATA, protocol='held-out')")
-        return evaluation.validation_corpus(prepare_data(config), replace(loaded, config=config))
 
     def to(self, device: str) -> "Model":
         """Return this model on another device: cpu, cuda, cuda:N or mps."""

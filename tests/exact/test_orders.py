@@ -10,7 +10,7 @@ from toys import random_distribution, random_model
 
 from sedd import exact, samplers
 from sedd.draws import CounterRNG
-from sedd.evaluation import own_samples
+from sedd.evaluation.results import sequences_and_orders
 from sedd.likelihood import AllOrdersEstimator, ImportanceWeightedEstimator, orders, own_sample_bounds
 from sedd.parameterization import MeanModel
 from sedd.process import Absorbing
@@ -128,7 +128,7 @@ def test_own_samples_are_bounded_from_both_sides(model: MeanModel, log_p_of_orde
     temperature = 0.7 if mutant == "greedy samples" else 1.0
     settings = samplers.SamplingSettings("first-hitting", None, seed=3, temperature=temperature)
     drawn = samplers.SamplingRun(model, settings).sample(samplers.empty(SAMPLES, LENGTH), 2000)
-    x_0, order = own_samples.DrawnSamples.of(drawn, torch.device("cpu"))
+    x_0, order = sequences_and_orders(drawn)
     if mutant == "any order":
         order = orders.random_orders(CounterRNG(5, torch.arange(SAMPLES)), LENGTH, 1)[:, 0]
     if mutant == "inverse order":

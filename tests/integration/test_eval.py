@@ -368,7 +368,7 @@ def test_a_suite_is_one_table(sedd_in_process: Run, long_run: Path, benchmarks: 
         (["eval", "RUN", "TEXT", "--suite", "zero-shot"], "protocol strict has no suite"),
         (["eval", "RUN", "TEXT", "--dataset", "ptb", "--dataset", "lm1b"], "several only with --suite"),
         (["score", "RUN", "the cat sat on a mat and saw two small birds"], "44 tokens and the model was trained on 32"),
-        (["score", "LAMBDA", "cat", "--orders", "0"], "orders is '0'; give a number of 1 or more, or all"),
+        (["score", "LAMBDA", "cat", "--orders", "0"], "orders is 0; give a number of 1 or more, or all"),
         (
             ["score", "LAMBDA", "cat", "--orders", "2", "--estimator", "forward"],
             "orders are those of estimator any-order",

@@ -648,8 +648,8 @@ MISTAKES = [
     Mistake(
         "bits that are nats",
         "evaluation/results.py",
-        "bits = found.nats / math.log(2)\n    terms",
-        "bits = found.nats\n    terms",
+        "bits, check, difference = found.nats / math.log(2),",
+        "bits, check, difference = found.nats,",
         BITS,
     ),
     Mistake(
@@ -738,7 +738,7 @@ MISTAKES = [
     ),
     Mistake(
         "the order of own samples is inverted",
-        "evaluation/own_samples.py",
+        "evaluation/results.py",
         "steps.argsort(-1)",
         "steps - 1",
         "exact/test_orders.py::test_own_samples_are_bounded_from_both_sides",

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from sedd import data, evaluation, tokenizer
 from sedd.data import readers
 from sedd.evaluation import detokenize
-from sedd.evaluation.packing import DropRemainder, KeepRemainder, ShardedBatches
-from sedd.evaluation.protocols import DATASETS, PROTOCOLS, Protocol
+from sedd.evaluation.protocols import DATASETS, DROP_REMAINDER, KEEP_REMAINDER, PROTOCOLS, Packing, Protocol
 from sedd.loading import LoadedModel
 from sedd.training.config import DataConfig, ModelConfig, RunConfig
 
@@ -97,7 +96,7 @@ def test_keep_remainder_drops_nothing_and_drop_remainder_only_the_last_tokens(
     rows: list[np.ndarray], length: int
 ) -> None:
     rows = [row.astype(np.int64) for row in rows]
-    whole, stream = KeepRemainder()(rows, length), DropRemainder()(rows, length)
+    whole, stream = KEEP_REMAINDER(rows, length), DROP_REMAINDER(rows, length)
     assert joined(whole) == joined(rows)
     assert all(len(block) == length for block in whole[:-1])
     assert joined(stream) == joined(rows)[: len(joined(rows)) // length * length]
@@ -115,7 +114,7 @@ def test_sharded_batches_match_their_definition(rows: list[np.ndarray], length: 
         for i in range(0, count, size):
             tokens = joined(part[i : i + size])
             expected += tokens[: len(tokens) // length * length]
-    assert joined(ShardedBatches(rows=size, shards=shards)(rows, length)) == expected
+    assert joined(Packing("", rows=size, shards=shards)(rows, length)) == expected
 
 
 # Files --------------------------------------------------------------------------------------------------------
@@ -272,8 +271,8 @@ def test_protocols_refuse_unsuitable_data(tmp_path: Path, refuses: Callable[...,
     (tmp_path / "empty.txt").write_text("")
     refuses(lambda: read(tmp_path / "empty.txt", "strict", model), "empty.txt holds no text")
     sedd, strict = evaluation.get_protocol("sedd"), evaluation.get_protocol("strict")
-    refuses(lambda: evaluation.suite_datasets("few-shot", sedd, None), "'few-shot'", "zero-shot")
-    refuses(lambda: evaluation.suite_datasets("zero-shot", strict, None), "strict", "sedd, mdlm")
+    refuses(lambda: evaluation.suite_datasets("few-shot", sedd), "'few-shot'", "zero-shot")
+    refuses(lambda: evaluation.suite_datasets("zero-shot", strict), "strict", "sedd, mdlm")
     refuses(
         lambda: evaluation.suite_datasets("zero-shot", evaluation.get_protocol("mdlm"), ["wikitext2"]),
         "'wikitext2'",

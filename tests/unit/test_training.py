@@ -115,11 +115,9 @@ def test_validation_never_sees_training_data(run_on_a: tuple[Path, list[dict[str
 
 def test_evaluation_of_a_run_never_sees_training_data(run_on_a: tuple[Path, list[dict[str, Any]]]) -> None:
     """`sedd eval RUN` scores the twenty held-out blocks of b; the same model gives a, as a text, a high likelihood."""
-    from sedd.cli.evaluation_data import corpora
-
     run, log = run_on_a
     loaded = load_model(run / "checkpoints" / "step-00000012")  # the run's best is that of step 3
-    (corpus,) = corpora(loaded, None, evaluation.get_protocol("held-out"))
+    (corpus,) = evaluation.load_corpora(loaded, None, evaluation.get_protocol("held-out"))
     assert [loaded.tokenizer.decode(ids) for ids in corpus.sequences] == ["b" * 8] * 20
     held_out = evaluation.evaluate(loaded, corpus, evaluation.get_protocol("held-out"), ALONE, draws=4)
     assert (held_out["tokens"], held_out["split"]) == (160, "the last 25.00% of blocks")

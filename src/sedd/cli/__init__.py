@@ -13,14 +13,12 @@ from typing import NoReturn
 
 from sedd.cli import (  # noqa: F401  imported to register their commands
     audit,
-    compare,
     convert,
     data,
     evaluate,
     info,
     lm_eval,
     quality,
-    report,
     runs,
     sample,
     serve,

@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 
 from sedd.cli import root
-from sedd.cli.evaluation_data import check_source, describe_source
+from sedd.cli.evaluate import describe_source
 from sedd.files import parse_json, read_text
 from sedd.models import is_repo_id
 from sedd.schema import check_choice, check_fields
@@ -116,8 +116,6 @@ def export(
     check_choice("dtype", dtype, checkpoint.WEIGHT_DTYPES)
     if format is not None:
         raise ValueError(f"dtype {dtype} is for model folders, and --format writes a published one; give one of them")
-    if data is not None:
-        check_source(data)
     if draws is not None:
         from sedd.likelihood.variance_reduction import check_draws
 

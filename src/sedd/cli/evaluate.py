@@ -3,7 +3,6 @@
 import json
 import os
 import sys
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,7 +11,6 @@ from rich.console import Console
 from rich.table import Table
 
 from sedd import files
-from sedd.cli.evaluation_data import check_data, corpora
 from sedd.cli.root import (
     AsJson,
     Column,
@@ -37,7 +35,7 @@ from sedd.files import read_text
 from sedd.models import built_in_folder
 from sedd.schema import check_choice, check_seed
 from sedd.terminal import visible, warn
-from sedd.training.config import RunConfig, check_label
+from sedd.training.config import check_label
 
 ESTIMATORS = ("bound", "any-order", "forward", "backward", "random")
 """The names that an estimator may have; which of them fit depends on the model."""
@@ -45,6 +43,7 @@ EXACT_ESTIMATORS = ("forward", "backward", "random")
 """Those without draws."""
 
 if TYPE_CHECKING:
+    from sedd.evaluation import Protocol
     from sedd.likelihood import Orders
 
 ProtocolName = Annotated[
@@ -160,44 +159,42 @@ def evaluate_dataset(
         if not out.parent.is_dir():
             raise ValueError(f"{out.parent} does not exist; make it, or choose another --out")
         check_out(out)
-    folder, data = _split_data(model, data, suite is not None or samples is not None)
-    chosen_protocol = evaluation.get_protocol(protocol or ("strict" if data else "held-out"))
-    number, config = _check(folder, estimator, draws, label, orders)
+    folder, source = _split_data(model, data, suite is not None or samples is not None)
+    chosen = evaluation.get_protocol(protocol or ("strict" if source else "held-out"))
+    number, how = check_options(folder, chosen, estimator, draws, label, orders)
     if samples is not None:
-        _check_samples(
-            samples,
-            number,
-            {"DATA": data, "--protocol": protocol, "--suite": suite, "--draws": draws, "--precision": precision},
-        )
+        others = {"DATA": source, "--protocol": protocol, "--suite": suite, "--draws": draws, "--precision": precision}
+        _check_samples(samples, number, others)
         announce(f"{model_name(folder)}: {count_of(samples, 'sample')} of its own, orders {number}, seed {seed}")
     else:
-        texts = check_data(data, chosen_protocol, suite, dataset)
-        how = describe_draws(draws or evaluation.default_draws(chosen_protocol, number), config, estimator, number)
-        announce(f"{model_name(folder)}: {texts}, protocol {chosen_protocol.name}, {how}, seed {seed}")
+        texts = check_data(source, chosen, suite, dataset)
+        announce(f"{model_name(folder)}: {texts}, protocol {chosen.name}, {how}, seed {seed}")
     from sedd.loading import load_model
     from sedd.runtime import distributed
 
-    run_evaluation = partial(
-        evaluation.evaluate, estimator=estimator, orders=number, draws=draws, batch=batch, seed=seed
-    )
+    options: dict[str, Any] = {"orders": number, "batch": batch, "seed": seed}
+    reading: dict[str, Any] = {"suite": suite, "datasets": dataset or (), "column": column}
+    records = []
     with distributed.process_group(device) as ranks:
         loaded = load_model(folder, device=str(ranks.device)).with_label(label)
-        if samples is not None and isinstance(number, int):
+        if samples is not None:
             with stderr_progress("evaluating samples", shown=ranks.is_main) as on_progress:
-                run_samples = partial(evaluation.evaluate_own_samples, samples=samples, orders=number)
-                records = [run_samples(loaded, ranks, seed=seed, batch=batch, on_progress=on_progress)]
+                records.append(
+                    evaluation.evaluate_own_samples(loaded, ranks, samples=samples, on_progress=on_progress, **options)
+                )
         else:
-            published = chosen_protocol.published_vocab_size
+            published = chosen.published_vocab_size
             if published not in (None, size := loaded.tokenizer.vocab_size) and ranks.is_main:
-                note = f"published numbers of protocol {chosen_protocol.name} count tokens of a vocabulary of"
-                note = f"{note} {published:,}; this model has {size:,}: compare bits_per_char only"
-                warn(note)
-            models = evaluation.models_by_precision(loaded, precision)
-            records = []
-            for corpus in corpora(loaded, data, chosen_protocol, suite, dataset, column, encoding or "utf-8"):
+                warn(
+                    f"published numbers of protocol {chosen.name} count tokens of a vocabulary of {published:,}; this "
+                    f"model has {size:,}: compare bits_per_char only"
+                )
+            options |= {"estimator": estimator, "draws": draws}
+            options["models"] = evaluation.models_by_precision(loaded, precision)
+            for corpus in evaluation.load_corpora(loaded, source, chosen, encoding=encoding or "utf-8", **reading):
                 with stderr_progress(corpus.dataset or "evaluating", shown=ranks.is_main) as on_progress:
                     records.append(
-                        run_evaluation(loaded, corpus, chosen_protocol, ranks, models=models, on_progress=on_progress)
+                        evaluation.evaluate(loaded, corpus, chosen, ranks, on_progress=on_progress, **options)
                     )
         first = ranks.is_main
     if first:
@@ -213,20 +210,20 @@ def _split_data(model: str | None, data: str | None, has_other: bool) -> tuple[P
         return find_model(model), data
     folder, given = split_model(model, (), "data", lambda text: os.path.exists(text) or text.startswith("hf:"))
     if not given and not has_other and folder.parent == built_in_folder():
-        raise ValueError(
-            f"the data of {folder.name} is not in the box; name a text, as in: sedd eval {folder.name} FILE"
-        )
+        raise ValueError(f"the data of {folder.name} is not bundled; name a text, as in: sedd eval {folder.name} FILE")
     return folder, given[0] if given else None
 
 
-def _check(
-    model: Path, estimator: str | None, draws: int | None, label: str | None, orders: str | None
-) -> "tuple[Orders | None, RunConfig | None]":
-    """Reject mistakes that show without the weights.
-
-    Returns:
-        The number of orders, and the configuration of the model if it can be read.
-    """
+def check_options(
+    model: Path,
+    protocol: "Protocol",
+    estimator: str | None = None,
+    draws: int | None = None,
+    label: str | None = None,
+    orders: str | None = None,
+) -> "tuple[Orders | None, str]":
+    """Reject mistakes that show without the weights; return the number of orders, and how likelihoods are estimated."""
+    from sedd.evaluation import default_draws
     from sedd.likelihood.orders import check_mixture, check_orders, parse_orders
     from sedd.likelihood.variance_reduction import check_draws
     from sedd.training import checkpoint
@@ -236,37 +233,64 @@ def _check(
     if draws is not None:
         check_draws(draws)
     stored = checkpoint.peek_model(model)
+    config = stored.config if stored else None
     if label is not None and stored:
         check_label(label, stored.labels)
-    config = stored.config if stored else None
-    if orders is None:
-        return None, config
-    number = parse_orders(orders)
-    check_orders(number, estimator)
-    if config:
-        kind, noise = config.model.parameterization, config.noise.process
-        denoises_masks = (kind, noise) == ("mean", "absorbing")
-        check_mixture(denoises_masks, config.time_conditioning == "sigma", f"{kind} under {noise} noise")
-    return number, config
-
-
-def describe_draws(
-    draws: int, config: RunConfig | None = None, estimator: str | None = None, orders: "Orders | None" = None
-) -> str:
-    """Return how likelihoods are estimated: 8 draws per sequence; an exact estimator has none."""
+    number = None if orders is None else parse_orders(orders)
+    if number is not None:
+        check_orders(number, estimator)
+        if config:
+            kind, noise = config.model.parameterization, config.noise.process
+            denoises_masks = (kind, noise) == ("mean", "absorbing")
+            check_mixture(denoises_masks, config.time_conditioning == "sigma", f"{kind} under {noise} noise")
     if config and config.objective == "autoregressive":
         estimator = estimator or "forward"
-    named = [
-        *([] if estimator is None else [f"estimator {estimator}"]),
-        *([] if orders is None else [f"orders {orders}"]),
-    ]
-    if estimator not in EXACT_ESTIMATORS and orders != "all":
-        named.append(f"{count_of(draws, 'draw')} per sequence")
-    return ", ".join(named)
+    how = [f"estimator {estimator}"] * (estimator is not None) + [f"orders {number}"] * (number is not None)
+    if estimator not in EXACT_ESTIMATORS and number != "all":
+        how.append(f"{count_of(draws or default_draws(protocol, number), 'draw')} per sequence")
+    return number, ", ".join(how)
+
+
+def describe_source(source: str) -> str:
+    """Reject a text that does not exist or is of an unknown kind; return it with its size: book.txt (1.1 MB)."""
+    from sedd.data import Index, expand_sources, is_prepared
+
+    if is_prepared(source):
+        return f"{source} ({Index.read(Path(source)).tokens:,} tokens)"
+    found = [file for part in expand_sources([source]) for file in part.files]
+    if not found:  # a data set on the Hub
+        return source
+    size = sum(map(os.path.getsize, found))
+    return f"{source} ({f'{size / 1e6:,.1f} MB' if size >= 1e5 else f'{size:,} bytes'})"
+
+
+def check_data(
+    data: str | None, protocol: "Protocol", suite: str | None = None, dataset: list[str] | None = None
+) -> str:
+    """Reject data that is missing or does not fit the protocol; return what is evaluated."""
+    from sedd.evaluation import suite_datasets
+
+    if suite is not None:
+        names = suite_datasets(suite, protocol, dataset or ())
+        for name in names:
+            protocol.find_file(Path(data or "."), name)
+        return f"{', '.join(names)} in {data or '.'}"
+    if dataset and len(dataset) > 1:
+        raise ValueError(f"dataset is {' and '.join(dataset)}; name one for a file, several only with --suite")
+    if dataset:
+        protocol.check_dataset(dataset[0])
+    if data is not None:
+        return describe_source(data)
+    if not protocol.uses_validation_split:
+        raise ValueError(
+            f"protocol {protocol.name} needs DATA: name a file, or leave --protocol out to evaluate the validation "
+            "split of the run's own data"
+        )
+    return "validation split"
 
 
 def _check_samples(samples: int, orders: "Orders | None", others: dict[str, Any]) -> None:
-    """Refuse --samples without a number of orders, or beside options for data that is given."""
+    """Reject --samples without a number of orders, or next to options for data that is given."""
     if samples < 2:
         raise ValueError(f"samples is {samples}; a standard error needs at least 2")
     if orders is None or orders == "all":
@@ -358,24 +382,22 @@ def score_texts(
     """
     folder, given = split_model(model, texts or (), "a text", lambda text: not _is_path(text))
     lines = _read_texts(given, file)
-    number, config = _check(folder, estimator, draws, label, orders)
     from sedd import evaluation
 
-    how = describe_draws(draws or evaluation.default_draws(evaluation.SINGLE_TEXT, number), config, estimator, number)
+    protocol = evaluation.SINGLE_TEXT
+    number, how = check_options(folder, protocol, estimator, draws, label, orders)
     announce(f"{model_name(folder)}: {count_of(len(lines), 'text')}, {how}, seed {seed}")
     from sedd.draws import derive_seed
     from sedd.loading import load_model
     from sedd.runtime import distributed
 
-    run_evaluation = partial(
-        evaluation.evaluate, estimator=estimator, orders=number, draws=draws, batch=batch, seed=seed
-    )
+    options: dict[str, Any] = {"estimator": estimator, "orders": number, "draws": draws, "batch": batch, "seed": seed}
     with distributed.process_group(device) as ranks:
         loaded = load_model(folder, device=str(ranks.device)).with_label(label)
-        models = evaluation.models_by_precision(loaded, precision)
+        options["models"] = evaluation.models_by_precision(loaded, precision)
         for text, corpus in zip(lines, evaluation.text_corpora(lines, loaded), strict=True):
             noise_seed = seed if shared_noise else derive_seed(seed, text)
-            record = run_evaluation(loaded, corpus, evaluation.SINGLE_TEXT, ranks, models=models, noise_seed=noise_seed)
+            record = evaluation.evaluate(loaded, corpus, protocol, ranks, noise_seed=noise_seed, **options)
             if ranks.is_main:
                 _print_score({"text": text, **record, "shared_noise": shared_noise}, as_json)
 

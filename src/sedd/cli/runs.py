@@ -1,4 +1,4 @@
-"""``sedd runs``: list the runs below a folder."""
+"""``sedd runs``, ``sedd compare`` and ``sedd report``: what runs have stored, side by side or on one page."""
 
 import json
 import os
@@ -12,10 +12,23 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from sedd.cli.root import AsJson, app
-from sedd.files import read_json
+from sedd import files
+from sedd.cli.evaluate import Batch, Draws, ProtocolName, Seed, check_data, check_options
+from sedd.cli.root import (
+    AsJson,
+    Device,
+    Networks,
+    announce,
+    app,
+    check_out,
+    count_of,
+    print_record,
+    show,
+    stderr_progress,
+    writing_to,
+)
 from sedd.schema import is_of_type
-from sedd.terminal import visible
+from sedd.terminal import visible, warn
 
 Run = dict[str, Any]
 COLUMNS = ("run", "data", "objective", "parameters", "step", "best_bound", "date")
@@ -49,9 +62,9 @@ def runs(
 
 
 def _find(folder: Path) -> Iterator[Path]:
-    """Yield the folders of runs; hidden folders, and those inside a run, are left out."""
-    for name, folders, files in os.walk(folder):
-        if "config.json" in files and ("log.jsonl" in files or "checkpoints" in folders):
+    """Yield the folders of runs, without hidden folders and those inside a run."""
+    for name, folders, names in os.walk(folder):
+        if "config.json" in names and ("log.jsonl" in names or "checkpoints" in folders):
             folders.clear()
             yield Path(name)
         folders[:] = sorted(below for below in folders if not below.startswith("."))
@@ -59,9 +72,19 @@ def _find(folder: Path) -> Iterator[Path]:
 
 def _describe(path: Path, root: Path) -> Run:
     """Read what a run has stored; a run that is damaged or has no checkpoint yet has gaps."""
-    config, log = _read_json(path / "config.json"), _read_log(path / "log.jsonl")
+    from sedd.runtime.run_log import read_log
+    from sedd.training.checkpoint import read_header
+
+    def read(function: Any, *arguments: Any) -> Any:
+        try:
+            return function(*arguments)
+        except (OSError, ValueError):
+            return None
+
     newest = max((path / "checkpoints").glob("step-*"), default=path)
-    state = _read_json(newest / "state.json")
+    config, state = (read(files.read_json, file) for file in (path / "config.json", newest / "state.json"))
+    steps = [record["step"] for record in (read(read_log, path) or [])[-1:]]
+    header = read(read_header, newest)
     match config:
         case {"data": {"sources": [*sources]}}:
             data = ", ".join(Path(str(source)).name for source in sources)
@@ -72,45 +95,115 @@ def _describe(path: Path, root: Path) -> Run:
         "run": str(path.relative_to(root)) if path != root else path.resolve().name,
         "folder": str(path),
         "data": data,
-        "objective": config.get("objective"),
-        "parameters": _count_parameters(newest),
-        "step": max([_number(state, "step") or 0, *(record["step"] for record in log[-1:])]),
+        "objective": config.get("objective") if isinstance(config, dict) else None,
+        "parameters": header and header.parameters,
+        "step": max([_number(state, "step") or 0, *steps]),
         "best_bound": _number(state, "best"),
         "date": datetime.fromtimestamp(changed).isoformat(" ", "minutes"),
     }
 
 
-def _number(state: Run, name: str) -> int | float | None:
-    return state[name] if is_of_type(state.get(name), float) else None
-
-
-def _read_json(path: Path) -> Run:
-    try:
-        found = read_json(path)
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def _read_log(path: Path) -> list[Run]:
-    from sedd.runtime.run_log import read_log
-
-    try:
-        return read_log(path.parent)
-    except ValueError:
-        return []
-
-
-def _count_parameters(checkpoint_folder: Path) -> int | None:
-    from sedd.training import checkpoint
-
-    try:
-        return checkpoint.read_header(checkpoint_folder).parameters
-    except ValueError:
-        return None
+def _number(state: Any, name: str) -> int | float | None:
+    return state[name] if isinstance(state, dict) and is_of_type(state.get(name), float) else None
 
 
 def _cell(value: Any) -> str:
     if value is None:
         return ""
     return f"{value:,}" if isinstance(value, int) else f"{value:.4f}" if isinstance(value, float) else str(value)
+
+
+@app.command()
+def compare(
+    runs: Annotated[list[Path], typer.Argument(help="Folders of runs.")],
+    data: Annotated[
+        str | None,
+        typer.Option(help="Text to evaluate the runs on; by default the validation split of their data."),
+    ] = None,
+    protocol: ProtocolName = None,
+    draws: Draws = None,
+    batch: Batch = None,
+    device: Device = None,
+    network: Networks = None,
+    seed: Seed = 0,
+    plot: Annotated[Path, typer.Option(help="Plot to write: .png, or .html for a page.")] = Path("compare.png"),
+    as_json: AsJson = False,
+) -> None:
+    """Compare runs: a table of validation bounds with standard errors, and a plot of the training curves.
+
+    All runs are evaluated on the same text by the same protocol; runs trained on different data need --data. Runs that
+    differ by their seed alone also have a row with their mean ± standard deviation. What else differs is named.
+    """
+    from sedd import evaluation
+    from sedd.evaluation import compare as comparison
+    from sedd.training import checkpoint
+
+    chosen = evaluation.get_protocol(protocol or ("strict" if data else "held-out"))
+    path, curves = comparison.check_plot_path(plot), [comparison.read_curve(run) for run in runs]
+    check_out(path)
+    where = check_data(data, chosen)
+    # diffusion models have draws, and one of them is enough
+    how = max((check_options(run, chosen, draws=draws)[1] for run in runs), key=lambda how: "draw" in how)
+    announce(f"{', '.join(map(str, runs))}: {where}, protocol {chosen.name}, {how}, seed {seed}")
+    from sedd.loading import LoadedModel, load_model
+    from sedd.runtime import distributed
+
+    with distributed.process_group(device) as ranks:
+
+        @checkpoint.retry_if_pruned
+        def load(run: Path | str) -> tuple[LoadedModel, Run]:
+            loaded = load_model(run, device=str(ranks.device))
+            return loaded, checkpoint.read_state(loaded.folder)
+
+        models, states = zip(*map(load, runs), strict=True)
+        advice, rows = "--data DATA --protocol held-out", []
+        texts = [text for model in models for text in evaluation.load_corpora(model, data, chosen, advice=advice)]
+        comparison.require_same_data([str(run) for run in runs], texts)
+        for run, model, state, corpus in zip(runs, models, states, texts, strict=True):
+            with stderr_progress(str(run), shown=ranks.is_main) as on_progress:
+                record = evaluation.evaluate(
+                    model, corpus, chosen, ranks, draws=draws, batch=batch, seed=seed, on_progress=on_progress
+                )
+            rows.append(comparison.run_record(run, model, state, record))
+        first = ranks.is_main
+    if first:
+        configs = [model.config for model in models]
+        means = comparison.seed_means(rows, configs)
+        comparison.write_comparison(rows, means, curves, path)
+        if difference := comparison.describe_differences(configs, [row["parameters"] for row in rows]):
+            warn(difference)
+        if as_json:
+            for row in rows:
+                print(json.dumps(row))
+            return
+        header = [name.replace("_", " ") for name in comparison.COLUMNS]
+        for words in (header, ["---"] * len(header), *comparison.table_cells([*rows, *means])):
+            show(f"| {' | '.join(words)} |")
+
+
+@app.command()
+def report(
+    run: Annotated[Path, typer.Argument(help="Folder of a run, finished or not.")],
+    out: Annotated[Path | None, typer.Option(help="Page to write; by default report.html in the run's folder.")] = None,
+    samples: Annotated[int, typer.Option(help="Number of samples to show.")] = 4,
+    seed: Annotated[int, typer.Option(help="Random seed of the samples, if they are generated now.")] = 0,
+    device: Device = None,
+    network: Networks = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write an HTML page about a run: training curves, loss by noise level, samples, bound, configuration.
+
+    The page is a single file without scripts or external links.
+    """
+    from sedd.evaluation import report as reports
+
+    path = out or run / "report.html"
+    history = reports.read_run(run)
+    check_out(path)
+    reports.check_samples(samples)
+    announce(f"{run}: {count_of(len(history.records), 'record')} of its log, {count_of(samples, 'sample')}, to {path}")
+    with Console(stderr=True).status("sampling"):
+        texts = reports.report_samples(history, samples, seed, device)
+    with writing_to(path):
+        files.write_text(path, reports.render_report(history, texts))
+    print_record({"report": str(path), "step": history.records[-1]["step"], "samples": len(texts.texts)}, as_json)

@@ -1,13 +1,12 @@
 """Evaluation: likelihoods of data sets under a named protocol, and the quality of samples.
 
-A `Protocol` states how text becomes sequences; `read_corpus`, `validation_corpus` and `text_corpora` build a `Corpus`;
-`evaluate` returns its likelihood with everything the number depends on; `likelihood_table` puts comparable results side
-by side; `score_continuation` scores a continuation given its context. Sample quality is in `evaluation.quality`.
+A `Protocol` states how text becomes sequences; `load_corpora` and `read_corpus` build a `Corpus`; `evaluate` returns
+its likelihood with everything the number depends on; `likelihood_table` puts comparable results side by side;
+`score_continuation` scores a continuation given its context. Sample quality is in `evaluation.quality`.
 """
 
-from sedd.evaluation.continuation import encode_continuation, require_packed_text, score_continuation
-from sedd.evaluation.corpus import Corpus, encode_texts, read_corpus, text_corpora, validation_corpus
-from sedd.evaluation.own_samples import evaluate_own_samples
+from sedd.evaluation.continuation import encode_continuation, encode_texts, require_packed_text, score_continuation
+from sedd.evaluation.corpus import Corpus, load_corpora, read_corpus, text_corpora, validation_corpus
 from sedd.evaluation.protocols import (
     DATASETS,
     PROTOCOLS,
@@ -18,9 +17,9 @@ from sedd.evaluation.protocols import (
     suite_datasets,
 )
 from sedd.evaluation.results import (
-    ModelsByPrecision,
     evaluate,
     evaluate_difference,
+    evaluate_own_samples,
     likelihood_table,
     models_by_precision,
 )
@@ -30,7 +29,6 @@ __all__ = [
     "PROTOCOLS",
     "SINGLE_TEXT",
     "Corpus",
-    "ModelsByPrecision",
     "Protocol",
     "default_draws",
     "encode_continuation",
@@ -40,6 +38,7 @@ __all__ = [
     "evaluate_own_samples",
     "get_protocol",
     "likelihood_table",
+    "load_corpora",
     "models_by_precision",
     "read_corpus",
     "require_packed_text",

@@ -1,22 +1,25 @@
 """Corpora: the token sequences that are scored, read from files as a protocol prescribes or from a run's own data."""
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import final
 
 import numpy as np
 
 from sedd.data import Index, TextEncoding, TokenBlocks, is_prepared
-from sedd.data.readers import TextOrIds, expand_sources, has_several_documents, read_chunks
+from sedd.data.readers import expand_sources, has_several_documents, read_chunks
+from sedd.data.tables import TextOrIds
 from sedd.data.text_file import Found
-from sedd.evaluation.protocols import DATASETS, Eos, Protocol
+from sedd.evaluation.continuation import encode, encode_texts, pad_records
+from sedd.evaluation.protocols import DATASETS, Eos, Protocol, suite_datasets
 from sedd.loading import LoadedModel
 from sedd.terminal import warn
 from sedd.tokenizer import Ids, Integers, Tokenizer
 from sedd.tokenizer.base import utf8
 from sedd.training import checkpoint
+from sedd.training.datasets import find_sources, prepare_data, require_sources
 
 
 @final
@@ -49,6 +52,41 @@ class Corpus:
         return sum(map(len, self.sequences))
 
 
+def load_corpora(
+    loaded: LoadedModel,
+    data: str | None,
+    protocol: Protocol,
+    *,
+    suite: str | None = None,
+    datasets: Sequence[str] = (),
+    column: str | None = None,
+    encoding: str = "utf-8",
+    advice: str = "sedd eval RUN DATA --protocol held-out",
+) -> Iterator[Corpus]:
+    """Yield the corpora of a suite, the validation split of the run's own data, or the text ``data``.
+
+    Args:
+        data: The folder of a suite, a text, or where the data of the run is now; None: where it was.
+        datasets: The benchmarks of the suite, by default all; or the benchmark that ``data`` belongs to.
+        column: The column of a table that holds the text.
+        advice: How to name the place of the run's data.
+    """
+    if suite is not None:
+        for name in suite_datasets(suite, protocol, datasets):
+            path = protocol.find_file(Path(data or "."), name)
+            yield read_corpus(str(path), protocol, loaded, name, column, encoding)
+    elif protocol.uses_validation_split:
+        config = find_sources(loaded.config, loaded.folder)
+        if data is not None:
+            config = replace(config, data=replace(config.data, sources=[data]))
+        require_sources(config, loaded.folder, advice)
+        yield validation_corpus(prepare_data(config), replace(loaded, config=config))
+    elif data is not None:
+        yield read_corpus(data, protocol, loaded, next(iter(datasets), None), column, encoding)
+    else:
+        raise ValueError(f"protocol {protocol.name} needs data: name a file, or leave protocol out")
+
+
 def read_corpus(
     source: str,
     protocol: Protocol,
@@ -59,94 +97,57 @@ def read_corpus(
 ) -> Corpus:
     """Read a file, a folder or prepared data as ``protocol`` prescribes.
 
-    Args:
-        loaded: The model, whose tokenizer and sequence length are used.
-        dataset: The benchmark the source belongs to; by default it is identified by the file name.
-        column: The column of a table that holds the text.
+    ``dataset`` is the benchmark the source belongs to; by default it is identified by the file name.
     """
     if is_prepared(source):
         return _prepared_corpus(Path(source), protocol, loaded)
-    dataset = _benchmark(source, protocol, dataset)
-    text_encoding = TextEncoding.for_tokenizer(loaded.tokenizer, encoding)
-    if loaded.config.data.packing == "lines":
-        return _line_corpus(source, protocol, loaded, column, text_encoding)
-    texts = _read_texts(source, column, "packed", text_encoding)
+    if protocol.benchmarks and dataset is None:
+        dataset = protocol.identify_dataset(Path(source))
+    elif dataset is not None:
+        protocol.check_dataset(dataset)
+    tokenizer, packing = loaded.tokenizer, loaded.config.data.packing
+    if packing == "lines" and (protocol.length or protocol.benchmarks):
+        raise ValueError(
+            f"this model reads records, one per line, and protocol {protocol.name} packs text; use protocol strict"
+        )
+    texts = _read_texts(source, column, packing, TextEncoding.for_tokenizer(tokenizer, encoding))
+    if packing == "lines":
+        records = pad_records(encode(source, texts, tokenizer), loaded)
+        return _text_corpus(records, texts, tokenizer, source, protocol.split)
     if dataset is not None:
         texts = _detokenized_rows(source, texts, dataset)
     if protocol.char_range is not None:
         texts = [_char_range(source, texts, protocol)]
-    rows = _add_eos(_encode(source, texts, loaded.tokenizer), protocol, loaded.tokenizer)
+    rows = _add_eos(encode(source, texts, tokenizer), protocol, tokenizer)
     length, tokens = sequence_length(protocol, loaded), sum(map(len, rows))
     if protocol.alphabet and tokens != sum(map(len, texts)):
         raise ValueError(
-            f"protocol {protocol.name} counts characters, and this model's tokenizer {loaded.tokenizer.kind} has other "
+            f"protocol {protocol.name} counts characters, and this model's tokenizer {tokenizer.kind} has other "
             "tokens; train one with --tokenizer chars"
         )
     sequences = protocol.packing(rows, length)
     if tokens and not sequences:
         raise ValueError(
             f"{source} holds {tokens} tokens, and protocol {protocol.name} drops what does not fill {length} "
-            f"({protocol.packing}); give more, or use protocol strict"
+            f"({protocol.packing.description}); give more, or use protocol strict"
         )
-    sizes = _text_per_token(texts, tokens, loaded.tokenizer)
+    sizes = _text_per_token(texts, tokens, tokenizer)
     return Corpus(sequences, *sizes, source, protocol.split_for(dataset), _hash(texts), dataset)
-
-
-def _benchmark(source: str, protocol: Protocol, dataset: str | None) -> str | None:
-    """Return the name of the benchmark in ``source``, or None for a protocol without benchmarks."""
-    if protocol.benchmarks and dataset is None:
-        return protocol.identify_dataset(Path(source))
-    if dataset is not None:
-        protocol.check_dataset(dataset)
-    return dataset
-
-
-def _line_corpus(
-    source: str, protocol: Protocol, loaded: LoadedModel, column: str | None, encoding: TextEncoding
-) -> Corpus:
-    """Read one record per line, for a model trained on such records."""
-    if protocol.length or protocol.benchmarks:
-        raise ValueError(
-            f"this model reads records, one per line, and protocol {protocol.name} packs text; use protocol strict"
-        )
-    texts = _read_texts(source, column, "lines", encoding)
-    rows = _pad_records(_encode(source, texts, loaded.tokenizer), loaded)
-    sizes = _text_per_token(texts, sum(map(len, rows)), loaded.tokenizer)
-    return Corpus(rows, *sizes, source, protocol.split, _hash(texts), by_record=True)
-
-
-def encode_texts(texts: Sequence[str], loaded: LoadedModel) -> list[Ids]:
-    """Encode each text as one sequence; reject one that is longer than the model's sequence length."""
-    if not texts or not all(texts):
-        raise ValueError("a text is empty; there is nothing to score in it")
-    rows = _encode("the text", texts, loaded.tokenizer)
-    length = loaded.config.model.seq_len
-    for text, row in zip(texts, rows, strict=True):
-        if len(row) > length:
-            raise ValueError(
-                f"the text {text[:40]!r} … has {len(row)} tokens and the model was trained on {length}; shorten it, or "
-                "put it into a file for sedd eval, whose protocol strict cuts it into windows"
-            )
-    return _pad_records(rows, loaded) if loaded.config.data.packing == "lines" else rows
 
 
 def text_corpora(texts: Sequence[str], loaded: LoadedModel) -> list[Corpus]:
     """Return a corpus for each text; see `encode_texts`."""
-    rows = encode_texts(texts, loaded)
-    return [
-        Corpus([row], *sizes, "text", "this text", _hash([text]), by_record=True)
-        for text, row in zip(texts, rows, strict=True)
-        for sizes in [_text_per_token([text], len(row), loaded.tokenizer)]
-    ]
+    rows = zip(encode_texts(texts, loaded), texts, strict=True)
+    return [_text_corpus([row], [text], loaded.tokenizer, "text", "this text") for row, text in rows]
 
 
 def sample_corpus(rows: Sequence[Ids], loaded: LoadedModel, seed: int) -> Corpus:
     """Return the corpus of a model's own samples."""
     texts = [loaded.tokenizer.decode(row) for row in rows]
-    is_text = not any("\ufffd" in text for text in texts)  # else some bytes are not text, and have no characters
-    sizes = _text_per_token(texts, sum(map(len, rows)), loaded.tokenizer) if is_text else (None, None)
     split = f"{len(rows)} samples of the model, seed {seed}"
-    return Corpus(rows, *sizes, "samples of the model", split, _hash(texts), by_record=True)
+    corpus = _text_corpus(rows, texts, loaded.tokenizer, "samples of the model", split)
+    is_text = not any("\ufffd" in text for text in texts)  # else some bytes are not text, and have no characters
+    return corpus if is_text else replace(corpus, characters_per_token=None, bytes_per_token=None)
 
 
 def validation_corpus(folder: Path, loaded: LoadedModel) -> Corpus:
@@ -164,18 +165,19 @@ def validation_corpus(folder: Path, loaded: LoadedModel) -> Corpus:
         )
     _require_same_tokenizer(sources, blocks.index, loaded)
     sha256 = hashlib.sha256(f"{blocks.index.sha256} {length} {fraction}".encode()).hexdigest()
-    by_record = blocks.index.packing == "lines"
+    by_record, indices = blocks.index.packing == "lines", np.arange(len(blocks))
     split = f"the last {fraction:.2%} of {'records' if by_record else 'blocks'}"
     if loaded.label is not None:
         split += f" that are {loaded.label}"
-    indices = _labelled(blocks, loaded.label)
+        has_label = np.array([*blocks.labels, ""]) == loaded.label  # the last entry stands for no label
+        indices = indices[has_label[blocks.label_ids(indices)]]
     rows = _read_blocks(blocks, indices)
     sizes = blocks.text_per_token(indices) if rows else (None, None)
     return Corpus(rows, *sizes, sources, split, sha256, by_record=by_record)
 
 
 def sequence_length(protocol: Protocol, loaded: LoadedModel) -> int:
-    """Return the tokens per sequence; a length above the one the model was trained on is refused."""
+    """Return the tokens per sequence; reject a length above the one the model was trained on."""
     trained = loaded.config.model.seq_len
     if protocol.length is not None and protocol.length > trained:
         raise ValueError(
@@ -206,16 +208,6 @@ def _require_same_tokenizer(name: str, index: Index, loaded: LoadedModel) -> Non
         )
 
 
-def _labelled(blocks: TokenBlocks, label: str | None) -> Ids:
-    """Return the indices of the blocks with a label; without one, of all."""
-    indices = np.arange(len(blocks))
-    if label is None:
-        return indices
-    has_label = np.array([*blocks.labels, ""]) == label  # the last entry stands for no label
-    labelled: Ids = indices[has_label[blocks.label_ids(indices)]]
-    return labelled
-
-
 def _read_blocks(blocks: TokenBlocks, indices: Ids) -> list[Ids]:
     rows, valid = blocks.read(indices)
     return [row[: mask.sum()] for row, mask in zip(rows, valid, strict=True)]  # padding is at the end
@@ -232,16 +224,11 @@ def _read_texts(source: str, column: str | None, packing: str, encoding: TextEnc
         documents += pieces
     for message in found.messages():
         warn(message)
-    return [_join(pieces) for pieces in documents]
-
-
-def _join(pieces: list[TextOrIds]) -> TextOrIds:
-    strings = [piece for piece in pieces if isinstance(piece, str)]
-    return "".join(strings) if strings else np.concatenate([np.asarray(piece) for piece in pieces])
+    return ["".join(pieces) if isinstance(pieces[0], str) else np.concatenate(pieces) for pieces in documents]  # type: ignore[arg-type]
 
 
 def _detokenized_rows(source: str, texts: Sequence[TextOrIds], dataset: str) -> list[TextOrIds]:
-    """Return the detokenized rows of a benchmark: those of a table, or the lines of a text file."""
+    """Return the detokenized rows of a benchmark: the rows of a table, or the lines of a text file."""
     benchmark, is_table = DATASETS[dataset], has_several_documents(expand_sources([source]))
     strings = [text for text in texts if isinstance(text, str)]
     if len(strings) < len(texts):
@@ -262,18 +249,6 @@ def _char_range(source: str, texts: Sequence[TextOrIds], protocol: Protocol) -> 
     return part
 
 
-def _encode(source: str, texts: Sequence[TextOrIds], tokenizer: Tokenizer) -> list[Ids]:
-    strings = [text for text in texts if isinstance(text, str)]
-    try:
-        if len(strings) == len(texts):
-            return tokenizer.encode_batch(strings)
-        if not isinstance(tokenizer, Integers):
-            raise ValueError(f"it holds integers, and the model's tokenizer is {tokenizer.kind}")
-        return [tokenizer.encode_integers(text) for text in texts]
-    except ValueError as error:
-        raise ValueError(f"the model's tokenizer cannot read {source}: {error}") from None
-
-
 def _add_eos(rows: list[Ids], protocol: Protocol, tokenizer: Tokenizer) -> list[Ids]:
     """Add end-of-text tokens where the protocol places them."""
     if protocol.eos is Eos.NONE or (protocol.eos is Eos.BETWEEN and tokenizer.eos is None):
@@ -287,17 +262,12 @@ def _add_eos(rows: list[Ids], protocol: Protocol, tokenizer: Tokenizer) -> list[
     return ended if protocol.eos is Eos.AFTER else [*ended[:-1], rows[-1]]
 
 
-def _pad_records(rows: Sequence[Ids], loaded: LoadedModel) -> list[Ids]:
-    """Pad records to the sequence length if padding is part of what the model was trained to predict."""
-    length, pad = loaded.config.model.seq_len, loaded.tokenizer.pad
-    if (longest := max(map(len, rows), default=0)) > length:
-        raise ValueError(f"a record has {longest} tokens and the model was trained on {length}; shorten it")
-    if pad is None or loaded.config.data.pad != "model":
-        return list(rows)
-    padded = np.full((len(rows), length), pad)
-    for row, ids in zip(padded, rows, strict=True):
-        row[: len(ids)] = ids
-    return list(padded)
+def _text_corpus(
+    rows: Sequence[Ids], texts: Sequence[TextOrIds], tokenizer: Tokenizer, source: str, split: str
+) -> Corpus:
+    """Return the corpus of texts that are one sequence each."""
+    sizes = _text_per_token(texts, sum(map(len, rows)), tokenizer)
+    return Corpus(rows, *sizes, source, split, _hash(texts), by_record=True)
 
 
 def _text_per_token(texts: Sequence[TextOrIds], tokens: int, tokenizer: Tokenizer) -> tuple[float | None, float | None]:

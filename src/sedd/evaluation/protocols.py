@@ -7,17 +7,19 @@ arXiv 2406.07524; text8 is from Mahoney, "Large Text Compression Benchmark".
 """
 
 import string
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, final
 
-from sedd.evaluation import detokenize
-from sedd.evaluation.packing import DropRemainder, KeepRemainder, Packing, ShardedBatches
-from sedd.likelihood.orders import Orders
+import numpy as np
 
-ALL_TERMS = ("diffusion", "prior", "reconstruction")
+from sedd.evaluation import detokenize
+from sedd.likelihood import BoundTerms
+from sedd.likelihood.orders import Orders
+from sedd.tokenizer import Ids
 
 
 class Eos(StrEnum):
@@ -26,6 +28,37 @@ class Eos(StrEnum):
     NONE = "none"
     BETWEEN = "between documents, where the tokenizer has one"
     AFTER = "after every row"
+
+
+@final
+@dataclass(frozen=True)
+class Packing:
+    """How token rows are cut into sequences: each batch of each shard of the rows is one stream."""
+
+    description: str
+    """Stored with results."""
+    keep_remainder: bool = False
+    """Whether the tokens left at the end of a stream form a shorter sequence; otherwise they are dropped."""
+    rows: int = sys.maxsize
+    """Rows per batch."""
+    shards: int = 1
+    """Contiguous parts of the rows. Published code had one for each of 8 worker processes."""
+
+    def __call__(self, rows: Sequence[Ids], length: int) -> list[Ids]:
+        """Cut the rows, in order, into sequences of ``length`` tokens."""
+        sequences, start = [], 0
+        for size in (len(part) for part in np.array_split(np.arange(len(rows)), self.shards)):
+            shard, start = rows[start : start + size], start + size
+            for i in range(0, size, self.rows):
+                batch = shard[i : i + self.rows]
+                stream = batch[0] if len(batch) == 1 else np.concatenate(batch)
+                stop = len(stream) if self.keep_remainder else len(stream) - length + 1
+                sequences += [stream[j : j + length] for j in range(0, stop, length)]
+        return sequences
+
+
+KEEP_REMAINDER = Packing("one stream, nothing dropped", keep_remainder=True)
+DROP_REMAINDER = Packing("one stream, the rest at its end dropped")
 
 
 @final
@@ -84,11 +117,11 @@ class Protocol:
     name: str
     split: str
     """The part of a data set that is scored."""
-    length: int | None
+    length: int | None = None
     """Tokens per sequence; None: the length the model was trained on."""
-    eos: Eos
-    packing: Packing
-    terms: tuple[str, ...] = ALL_TERMS
+    eos: Eos = Eos.NONE
+    packing: Packing = KEEP_REMAINDER
+    terms: tuple[str, ...] = BoundTerms._fields
     t_min: float = 0.0
     """Smallest time of the diffusion term; published tables average over times from here to 1."""
     draws: int = 8
@@ -110,7 +143,7 @@ class Protocol:
         return {
             "protocol": self.name,
             "eos": str(Eos.NONE if by_record else self.eos),
-            "packing": "one sequence per record" if by_record else str(self.packing),
+            "packing": "one sequence per record" if by_record else self.packing.description,
             "t_min": self.t_min,
         }
 
@@ -119,13 +152,13 @@ class Protocol:
         return self.splits.get(dataset or "", self.split)
 
     def check_dataset(self, name: str) -> None:
-        """Refuse a benchmark that the protocol does not have."""
+        """Reject a benchmark that the protocol does not have."""
         if name not in self.benchmarks:
             allowed = f"has {', '.join(self.benchmarks)}" if self.benchmarks else "takes any text as it is"
             raise ValueError(f"dataset is {name!r}; protocol {self.name} {allowed}")
 
     def identify_dataset(self, path: Path) -> str:
-        """Return the benchmark that a file belongs to by its name; a file of another split is refused."""
+        """Return the benchmark that a file belongs to by its name; reject a file of another split."""
         for name in self.benchmarks:
             split, wanted = DATASETS[name].split_of(path), self.split_for(name)
             if split == wanted:
@@ -157,56 +190,47 @@ class Protocol:
 
 
 SUITES = ("zero-shot",)
-SINGLE_TEXT = Protocol("single-text", "each text by itself", None, Eos.NONE, KeepRemainder(), draws=128)
+SINGLE_TEXT = Protocol("single-text", "each text by itself", draws=128)
 """The protocol of `sedd score`, which takes no data set."""
-
-OWN_SAMPLES = Protocol("own-samples", "samples of the model", None, Eos.NONE, KeepRemainder())
+OWN_SAMPLES = Protocol("own-samples", "samples of the model")
 """The protocol of `sedd eval --samples`, which generates its data."""
-
+PUBLISHED: Any = {"length": 1024, "terms": ("diffusion",), "t_min": 1e-3, "published_vocab_size": 50_257}
+"""What the protocols of published tables share."""
 PROTOCOLS: Mapping[str, Protocol] = {
     protocol.name: protocol
     for protocol in (
-        Protocol("strict", "all that is given", None, Eos.BETWEEN, KeepRemainder()),
+        Protocol("strict", "all that is given", eos=Eos.BETWEEN),
         Protocol(
             "held-out",
             "the last blocks of a run's data",
-            None,
-            Eos.BETWEEN,
-            DropRemainder(),
+            eos=Eos.BETWEEN,
+            packing=DROP_REMAINDER,
             uses_validation_split=True,
         ),
         Protocol(
             "text8p",
             "characters 69M to 74M of text8",
             length=256,
-            eos=Eos.NONE,
-            packing=DropRemainder(),
+            packing=DROP_REMAINDER,
             char_range=(69_000_000, 74_000_000),
             alphabet=" " + string.ascii_lowercase,
         ),
         Protocol(
             "sedd",
             "test",
-            length=1024,
             eos=Eos.AFTER,
-            packing=ShardedBatches(),
-            terms=("diffusion",),
-            t_min=1e-3,
+            packing=Packing("8 shards, batches of 1000 rows, the rest of every batch dropped", rows=1000, shards=8),
             benchmarks=tuple(DATASETS),
             splits={"wikitext2": "train"},
-            published_vocab_size=50_257,
+            **PUBLISHED,
         ),
         Protocol(
             "mdlm",
             "validation",
-            length=1024,
-            eos=Eos.NONE,
-            packing=DropRemainder(),
-            terms=("diffusion",),
-            t_min=1e-3,
+            packing=DROP_REMAINDER,
             benchmarks=("lambada", "ptb", "wikitext103", "lm1b"),
             splits={"lambada": "test"},
-            published_vocab_size=50_257,
+            **PUBLISHED,
         ),
     )
 }
@@ -219,16 +243,15 @@ def get_protocol(name: str) -> Protocol:
     return PROTOCOLS[name]
 
 
-def suite_datasets(name: str, protocol: Protocol, only: Sequence[str] | None) -> list[str]:
-    """Return the data sets of a suite under a protocol, restricted to ``only`` if given."""
+def suite_datasets(name: str, protocol: Protocol, only: Sequence[str] = ()) -> list[str]:
+    """Return the data sets of a suite under a protocol, restricted to ``only`` if there are any."""
     if name not in SUITES:
         raise ValueError(f"suite is {name!r}; choose one of {', '.join(SUITES)}")
     if not protocol.benchmarks:
         others = [other.name for other in PROTOCOLS.values() if other.benchmarks]
         raise ValueError(f"protocol {protocol.name} has no suite {name}; choose one of {', '.join(others)}")
-    if unknown := [dataset for dataset in only or [] if dataset not in protocol.benchmarks]:
-        known = ", ".join(protocol.benchmarks)
-        raise ValueError(f"dataset is {unknown[0]!r}; protocol {protocol.name} has {known}")
+    for dataset in only:
+        protocol.check_dataset(dataset)
     return list(only or protocol.benchmarks)
 
 

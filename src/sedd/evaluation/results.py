@@ -4,26 +4,55 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from sedd.evaluation.corpus import Corpus
-from sedd.evaluation.protocols import Protocol, default_draws
+import numpy as np
+import torch
+
+from sedd import samplers
+from sedd.draws import CounterRNG, derive_seed
+from sedd.evaluation.corpus import Corpus, sample_corpus
+from sedd.evaluation.protocols import OWN_SAMPLES, Protocol, default_draws
 from sedd.likelihood import (
     BoundTerms,
     Estimator,
+    ImportanceWeightedEstimator,
     LikelihoodEstimate,
     build_estimator,
     estimate_difference,
     estimate_likelihood,
+    own_sample_bounds,
 )
-from sedd.likelihood.estimate import OnProgress, default_batch
+from sedd.likelihood.estimate import OnProgress, default_batch, population_stderr
 from sedd.likelihood.orders import Orders
 from sedd.loading import LoadedModel, convert_precision
 from sedd.parameterization import DiscreteModel
 from sedd.runtime.distributed import Ranks
+from sedd.samplers import GeneratedSequence
+from sedd.tokenizer import Ids
 
 DIGITS = 5
 """Digits of nats and bits in results; differences between batch sizes and numbers of processes are far smaller."""
 COMPARABLE_FIELDS = ("protocol", "terms_included", "eos", "packing", "t_min", "precision", "label")
 """Fields that results must share to be compared in one table."""
+Record = dict[str, Any]
+
+
+class ModelsByPrecision(NamedTuple):
+    """A model in the precision of its weights and, to be tried first, in a faster one."""
+
+    model: DiscreteModel
+    precision: str
+    low_precision_model: DiscreteModel | None
+
+
+def models_by_precision(loaded: LoadedModel, precision: str | None = None) -> ModelsByPrecision:
+    """Return the models to evaluate with: ``precision`` alone or, if it is None, on a GPU bfloat16 before float32.
+
+    The weights are in float32, as `load_model` loads them by default.
+    """
+    if precision is None and loaded.device.type == "cuda":
+        return ModelsByPrecision(loaded.model, "float32", convert_precision(loaded, "bfloat16").model)
+    model = loaded.model if precision in (None, "float32") else convert_precision(loaded, precision).model
+    return ModelsByPrecision(model, precision or "float32", None)
 
 
 def evaluate(
@@ -38,9 +67,9 @@ def evaluate(
     batch: int | None = None,
     seed: int = 0,
     noise_seed: int | None = None,
-    models: "ModelsByPrecision | None" = None,
-    on_progress: OnProgress = lambda done, total: None,
-) -> dict[str, Any]:
+    models: ModelsByPrecision | None = None,
+    on_progress: OnProgress | None = None,
+) -> Record:
     """Estimate the likelihood of ``corpus`` under ``protocol``.
 
     Args:
@@ -69,41 +98,13 @@ def evaluate(
         corpus.sequences,
         draws=draws,
         seed=seed if noise_seed is None else noise_seed,
-        batch=_batch(loaded, corpus) if batch is None else batch,
+        batch=_default_batch(loaded, corpus.sequences) if batch is None else batch,
         ranks=ranks,
         low_precision_model=models.low_precision_model,
         on_progress=on_progress,
     )
     facts = {"draws": 0 if by.is_exact else draws, "orders": orders, "seed": seed}
-    return make_record(found, corpus, by, facts | _precision_fields(found, models), protocol, loaded)
-
-
-def make_record(
-    found: LikelihoodEstimate[float],
-    corpus: Corpus,
-    by: Estimator,
-    facts: dict[str, Any],
-    protocol: Protocol,
-    loaded: LoadedModel,
-) -> dict[str, Any]:
-    """Return a result with ``facts`` about its draws and everything else that it depends on."""
-    return {
-        **_numbers(found, corpus, by),
-        "tokens": corpus.tokens,
-        "sequences": len(corpus),
-        **facts,
-        "network_calls": found.network_calls,
-        **protocol.as_record(corpus.by_record),
-        "split": corpus.split,
-        "dataset": corpus.dataset,
-        "data": corpus.source,
-        "data_sha256": corpus.sha256,
-        "tokenizer": loaded.tokenizer.kind,
-        "tokenizer_sha256": loaded.tokenizer.fingerprint(),
-        "label": loaded.label,
-        "model": str(loaded.folder),
-        "model_sha256": loaded.sha256,
-    }
+    return _record(found, corpus, by, facts, models.precision, protocol, loaded)
 
 
 def evaluate_difference(
@@ -115,18 +116,15 @@ def evaluate_difference(
     *,
     draws: int | None = None,
     seed: int = 0,
-    on_progress: OnProgress = lambda done, total: None,
-) -> dict[str, Any]:
+    on_progress: OnProgress | None = None,
+) -> Record:
     """Estimate how much more ``other`` needs for ``corpus`` than ``loaded``, the same model with other weights.
 
     Both are evaluated on the same times and noise, so the difference has a far smaller error than either value.
-
-    Args:
-        draws: Monte Carlo draws per sequence; None: the protocol's.
     """
     by = build_estimator(None, loaded.model, protocol.terms, protocol.t_min, seed)
     draws = protocol.draws if draws is None else draws
-    models, batch = (loaded.model, other.model), _batch(loaded, corpus)
+    models, batch = (loaded.model, other.model), _default_batch(loaded, corpus.sequences)
     found = estimate_difference(
         models, by, corpus.sequences, draws=draws, seed=seed, batch=batch, ranks=ranks, on_progress=on_progress
     )
@@ -138,9 +136,94 @@ def evaluate_difference(
     }
 
 
-def _numbers(found: LikelihoodEstimate[float], corpus: Corpus, by: Estimator) -> dict[str, Any]:
-    bits = found.nats / math.log(2)
+def evaluate_own_samples(
+    loaded: LoadedModel,
+    ranks: Ranks,
+    *,
+    samples: int,
+    orders: int,
+    seed: int = 0,
+    batch: int | None = None,
+    on_progress: OnProgress | None = None,
+) -> Record:
+    """Generate samples one token at a time, and bound −log p of them from both sides by ``orders`` orders each.  [§8]
+
+    The order in which a sample was generated is a draw of p(order | sample), which no other text comes with. The mean
+    of −log p over a model's own samples is its entropy. Standard errors are those of the entropy, over samples and
+    orders.
+
+    Args:
+        orders: Orders in each mean; more bring the bounds closer together.
+        batch: Samples at a time; it affects speed only. None: chosen for the device.
+        on_progress: Called with the number of samples done on this process and their total.
+
+    Returns:
+        The record of `evaluate`: ``nats_per_token`` is the upper bound, ``lower_nats_per_token`` the lower.
+    """
+    if samples < 2:
+        raise ValueError(f"samples is {samples}; a standard error needs at least 2")
+    by = build_estimator(None, loaded.model, orders=orders)
+    if not isinstance(by, ImportanceWeightedEstimator):
+        raise ValueError(f"orders is {orders!r}; samples are bounded from both sides by a number of orders, such as 16")
+    prompt = samplers.blank_prompt(loaded, samples, None).to(loaded.device)
+    batch = _default_batch(loaded, prompt.given) if batch is None else batch
+    settings = samplers.SamplingSettings("first-hitting", steps=None, seed=seed)
+    x_0, order = sequences_and_orders(samplers.SamplingRun.of(loaded, settings).sample(prompt, batch))
+    found = torch.zeros(samples, 2, dtype=torch.float64, device=ranks.device)
+    mine = list(torch.arange(samples).split(batch))[ranks.rank :: ranks.world_size]
+    done, total = 0, sum(map(len, mine))
+    for rows in mine:
+        given, by_step = (part[rows].to(ranks.device) for part in (x_0, order))
+        rng = CounterRNG(derive_seed(seed, "orders"), rows.to(ranks.device))
+        with torch.no_grad():
+            bounds = own_sample_bounds(loaded.model, by.process, given, by_step, orders, rng)
+        found[rows] = torch.stack(bounds, -1)
+        done += len(rows)
+        if on_progress is not None:
+            on_progress(done, total)
+    length = x_0.shape[-1]
+    (low, low_error), (high, high_error) = (
+        (nats.mean().item() / length, population_stderr(nats.cpu().numpy(), np.full(samples, length)))
+        for nats in ranks.all_reduce_sum(found).unbind(-1)
+    )
+    estimate = LikelihoodEstimate(
+        nats=high,
+        stderr=high_error or 0.0,
+        stderr_population=high_error,
+        terms=(high, 0.0, 0.0),
+        network_calls=samples * (orders + 1) * length,
+        lower=low,
+        lower_stderr=low_error,
+    )
+    corpus = sample_corpus(list(x_0.numpy()), loaded, seed)
+    return _record(estimate, corpus, by, {"draws": 1, "orders": orders, "seed": seed}, "float32", OWN_SAMPLES, loaded)
+
+
+def sequences_and_orders(drawn: Sequence[GeneratedSequence]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return samples that were generated one token at a time, and the order in which each was."""
+    x_0, steps = (torch.tensor([row[i] for row in drawn]) for i in (0, 1))
+    return x_0, steps.argsort(-1)
+
+
+def _record(
+    found: LikelihoodEstimate[float],
+    corpus: Corpus,
+    by: Estimator,
+    facts: Record,
+    precision: str,
+    protocol: Protocol,
+    loaded: LoadedModel,
+) -> Record:
+    """Return a result with ``facts`` about its draws and everything else that it depends on."""
+    bits, check, difference = found.nats / math.log(2), found.precision_check, None
     terms = zip(BoundTerms._fields, found.terms, strict=True)
+    if check is not None:
+        precision = "bfloat16" if check.is_negligible else "float32"
+        difference = {
+            "nats_per_token": round(check.difference, DIGITS + 3),
+            "stderr": round(check.stderr, DIGITS + 3),
+            "draws": check.compared,
+        }
     return {
         "nats_per_token": round(found.nats, DIGITS),
         "stderr_nats_per_token": round(found.stderr, DIGITS + 1),
@@ -155,64 +238,45 @@ def _numbers(found: LikelihoodEstimate[float], corpus: Corpus, by: Estimator) ->
         "terms_included": list(by.included),
         "estimator": type(by).__name__,
         "is_exact": by.is_exact,
+        "tokens": corpus.tokens,
+        "sequences": len(corpus),
+        **facts,
+        "precision": precision,
+        "bfloat16_difference": difference,
+        "network_calls": found.network_calls,
+        **protocol.as_record(corpus.by_record),
+        "split": corpus.split,
+        "dataset": corpus.dataset,
+        "data": corpus.source,
+        "data_sha256": corpus.sha256,
+        "tokenizer": loaded.tokenizer.kind,
+        "tokenizer_sha256": loaded.tokenizer.fingerprint(),
+        "label": loaded.label,
+        "model": str(loaded.folder),
+        "model_sha256": loaded.sha256,
     }
 
 
-class ModelsByPrecision(NamedTuple):
-    """A model in the precision of its weights and, to be tried first, in a faster one."""
-
-    model: DiscreteModel
-    precision: str
-    low_precision_model: DiscreteModel | None
-
-
-def models_by_precision(loaded: LoadedModel, precision: str | None = None) -> ModelsByPrecision:
-    """Return the models to evaluate with: ``precision`` alone or, if it is None, on a GPU bfloat16 before float32.
-
-    The weights are in float32, as `load_model` loads them by default.
-    """
-    if precision is None and loaded.device.type == "cuda":
-        return ModelsByPrecision(loaded.model, "float32", convert_precision(loaded, "bfloat16").model)
-    model = loaded.model if precision in (None, "float32") else convert_precision(loaded, precision).model
-    return ModelsByPrecision(model, precision or "float32", None)
-
-
-def _precision_fields(found: LikelihoodEstimate[float], models: ModelsByPrecision) -> dict[str, Any]:
-    """Return the precision of a value, and what was measured to choose it."""
-    check = found.precision_check
-    if check is None:
-        return {"precision": models.precision, "bfloat16_difference": None}
-    difference = {
-        "nats_per_token": round(check.difference, DIGITS + 3),
-        "stderr": round(check.stderr, DIGITS + 3),
-        "draws": check.compared,
-    }
-    return {"precision": "bfloat16" if check.is_negligible else "float32", "bfloat16_difference": difference}
-
-
-def _batch(loaded: LoadedModel, corpus: Corpus) -> int:
-    return default_batch(loaded.device, loaded.process.num_states, max(map(len, corpus.sequences)))
+def _default_batch(loaded: LoadedModel, sequences: Sequence[Ids] | torch.Tensor) -> int:
+    return default_batch(loaded.device, loaded.process.num_states, max(map(len, sequences)))
 
 
 def _per_unit(value: float | None, units_per_token: float | None, digits: int = DIGITS) -> float | None:
     return None if value is None or units_per_token is None else round(value / units_per_token, digits)
 
 
-def _comparable(record: dict[str, Any], field: str) -> Any:
-    """Return a field; a precision that was chosen since it makes no difference counts as float32."""
-    is_chosen = field == "precision" and record.get("bfloat16_difference") is not None
-    return "float32" if is_chosen else record.get(field)
-
-
-def likelihood_table(records: Sequence[dict[str, Any]], columns: Sequence[str]) -> list[list[Any]]:
-    """Return these columns of the records; records of different protocols are refused."""
+def likelihood_table(records: Sequence[Record], columns: Sequence[str]) -> list[list[Any]]:
+    """Return these columns of the records; reject records of different protocols."""
     for field in COMPARABLE_FIELDS:
-        # an exact likelihood has no terms left out, so it can be compared with any bound
-        compared = (r for r in records if not (field == "terms_included" and r["is_exact"]))
-        values = sorted({str(_comparable(record, field)) for record in compared})
+        values = set()
+        for record in records:
+            if field == "precision" and record.get("bfloat16_difference") is not None:
+                values.add("float32")  # bfloat16 was chosen since it makes no difference
+            elif not (field == "terms_included" and record["is_exact"]):  # no term is left out of an exact value
+                values.add(str(record.get(field)))
         if len(values) > 1:
             raise ValueError(
-                f"these results have {field} {' and '.join(values)}; results of different protocols cannot share a "
-                "table"
+                f"these results have {field} {' and '.join(sorted(values))}; results of different protocols cannot "
+                "share a table"
             )
     return [[record[column] for column in columns] for record in records]
