@@ -6,12 +6,10 @@ it unlocked; the next writer of NAME overwrites it.
 
 import errno
 import fcntl
-import glob
 import hashlib
 import json
 import os
 import platform
-import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -94,7 +92,7 @@ def atomic_write(path: Path) -> Iterator[Path]:
     temporary = target.with_name(f"{PARTIAL_PREFIX}{target.name}")
     mode = target.stat().st_mode & 0o777 if target.exists() else None
     try:
-        handle = open_locked(temporary, 0o666 if mode is None else mode)
+        handle = _open_locked(temporary, 0o666 if mode is None else mode)
     except BlockingIOError:
         raise ValueError(f"{path} is being written by another process; wait for it, or choose another name") from None
     try:
@@ -127,9 +125,12 @@ def atomic_folder(path: Path) -> Iterator[Path]:
             _clear(folder)  # what a killed process has left
             try:
                 yield folder
-                if not _contents(folder):
+                if [file.name for file in folder.iterdir()] == [LOCK]:
                     return
-                _rename(folder, target, path)
+                try:
+                    folder.rename(target)  # replaces an empty folder
+                except OSError as error:
+                    raise ValueError(f"{path} could not be written: {error.strerror}; choose another --out") from None
             except BaseException:
                 with suppress(OSError):
                     _clear(folder)
@@ -141,24 +142,12 @@ def atomic_folder(path: Path) -> Iterator[Path]:
             folder.rmdir()  # where a killed process had left it
 
 
-def _rename(folder: Path, target: Path, shown: Path) -> None:
-    try:
-        folder.rename(target)  # replaces an empty folder
-    except OSError as error:
-        raise ValueError(f"{shown} could not be written: {error.strerror}; choose another --out") from None
-
-
-def _contents(folder: Path) -> list[Path]:
-    """Return what a folder holds, without its lock."""
-    return [path for path in folder.iterdir() if path.name != LOCK]
-
-
 def _clear(folder: Path) -> None:
     """Remove what a folder holds, but not its lock."""
-    for path in _contents(folder):
+    for path in folder.iterdir():
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
-        else:
+        elif path.name != LOCK:
             path.unlink()
 
 
@@ -203,7 +192,7 @@ def fsync(path: Path) -> None:
         os.close(handle)
 
 
-def open_locked(path: Path, mode: int = 0o666, wait: bool = False) -> int:
+def _open_locked(path: Path, mode: int = 0o666, wait: bool = False) -> int:
     """Open a file, which is created if it is missing, and lock it; the system unlocks it when the process ends.
 
     Raises:
@@ -212,8 +201,11 @@ def open_locked(path: Path, mode: int = 0o666, wait: bool = False) -> int:
     while True:
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
         try:
-            with _lock_if_supported():
+            try:
                 fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            except OSError as error:
+                if error.errno not in _NO_LOCKS:
+                    raise
             if _is_at(handle, path):  # else it was removed or renamed meanwhile
                 return handle
         except BaseException:
@@ -231,16 +223,6 @@ def _is_at(handle: int, path: Path) -> bool:
 
 
 @contextmanager
-def _lock_if_supported() -> Iterator[None]:
-    """Ignore the error of a file system without locks."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in _NO_LOCKS:
-            raise
-
-
-@contextmanager
 def locked_folder(folder: Path, shown: Path | str | None = None, wait: bool = False) -> Iterator[None]:
     """Create ``folder`` and hold its lock; raise ValueError if another process holds it, or it cannot be written to.
 
@@ -250,51 +232,52 @@ def locked_folder(folder: Path, shown: Path | str | None = None, wait: bool = Fa
         shown: What messages call it; by default ``folder``.
         wait: Wait for another process that holds the lock, instead of raising the error.
     """
-    created: list[Path] = []
+    shown, lock, created = shown or folder, folder / LOCK, dict[Path, None]()
     try:
-        handle = _lock_folder(folder, shown or folder, wait, created)
+        try:
+            handle = _lock(folder, shown, wait, created)
+        except BlockingIOError:
+            raise ValueError(
+                f"{shown} is in use by {_holder(lock)}; wait until that ends, stop it, or choose another --out"
+            ) from None
+        except OSError as error:
+            raise ValueError(f"{shown} cannot be written to ({error.strerror}); choose another --out") from None
         try:
             yield
         finally:
-            _release(handle, folder / LOCK)
+            _release(handle, lock)
     finally:
         with suppress(OSError):
             for path in created:
                 path.rmdir()
 
 
-def _lock_folder(folder: Path, shown: Path | str, wait: bool, created: list[Path]) -> int:
-    """Create a folder, list what was created in ``created``, and return the open file of its lock."""
+def _lock(folder: Path, shown: Path | str, wait: bool, created: dict[Path, None]) -> int:
+    """Create a folder, add what was created to ``created``, and return the open file of its lock."""
     lock = folder / LOCK
-    for _ in range(_ATTEMPTS):
+    for attempt in range(_ATTEMPTS):
         try:
             missing = [path for path in (folder, *folder.parents) if not path.exists()]
             folder.mkdir(parents=True, exist_ok=True)
-            created[:] = [*missing, *(path for path in created if path not in missing)]
+            created |= dict.fromkeys(missing)
             try:
-                handle = open_locked(lock)
+                handle = _open_locked(lock)
             except BlockingIOError:
                 if not wait:
                     raise
                 warn(f"{shown} is being written by {_holder(lock)}; waiting for it")
-                handle = open_locked(lock, wait=True)
-            try:
-                os.ftruncate(handle, 0)
-                os.write(handle, f"process {os.getpid()} on {platform.node()}".encode())
-            except BaseException:
-                _release(handle, lock)
+                handle = _open_locked(lock, wait=True)
+            break
+        except FileNotFoundError:  # another process, which had created the folder, has removed it
+            if attempt == _ATTEMPTS - 1:
                 raise
-        except BlockingIOError:
-            raise ValueError(
-                f"{shown} is in use by {_holder(lock)}; wait until that ends, stop it, or choose another --out"
-            ) from None
-        except FileNotFoundError as error:  # another process, which had created the folder, has removed it
-            reason = error
-        except OSError as error:
-            raise ValueError(f"{shown} cannot be written to ({error.strerror}); choose another --out") from None
-        else:
-            return handle
-    raise ValueError(f"{shown} cannot be written to ({reason.strerror}); choose another --out")
+    try:
+        os.ftruncate(handle, 0)
+        os.write(handle, f"process {os.getpid()} on {platform.node()}".encode())
+    except BaseException:
+        _release(handle, lock)
+        raise
+    return handle
 
 
 def _release(handle: int, lock: Path) -> None:
@@ -311,37 +294,3 @@ def _holder(lock: Path) -> str:
     with suppress(OSError):
         return lock.read_text(errors="replace") or "another process"
     return "another process"
-
-
-@contextmanager
-def temporary_folder(parent: Path, prefix: str, mode: int = 0o777) -> Iterator[Path]:
-    """Create a locked folder in ``parent``, after removing those of that prefix that killed processes have left.
-
-    The folder is removed at the end, unless it was renamed.
-    """
-    parent.mkdir(parents=True, exist_ok=True)
-    for stale in parent.glob(f"{glob.escape(prefix)}*"):
-        with suppress(OSError), _locked(stale):
-            if stale.stat().st_uid == os.getuid():
-                shutil.rmtree(stale)
-    name = secrets.token_hex(8)
-    unlocked, folder = parent / f".new-{name}", parent / f"{prefix}{name}"
-    try:
-        unlocked.mkdir(mode)
-        with _locked(unlocked):  # before it gets the name that other processes clean up
-            unlocked.rename(folder)
-            yield folder
-    finally:
-        shutil.rmtree(unlocked, ignore_errors=True)
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder, which the system releases when the process ends; OSError if it is taken."""
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    finally:
-        os.close(handle)

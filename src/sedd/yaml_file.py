@@ -1,12 +1,11 @@
 """Read settings from YAML or JSON as plain data."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
-from sedd.files import parse_json, read_bytes
+from sedd.files import parse_json, read_text
 
 MAX_NESTING = 64
 """Levels of lists and mappings in settings; ours have two."""
@@ -16,13 +15,7 @@ MAX_SETTINGS = 2**18
 
 def read_settings(path: Path) -> dict[Any, Any]:
     """Read a mapping from a YAML or JSON file; an empty file is an empty mapping."""
-    try:
-        text = read_bytes(path, MAX_SETTINGS).decode()
-    except OSError as error:
-        raise ValueError(f"{path} cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} cannot be read as YAML: {error}") from None
-    found = parse_yaml(str(path), text)
+    found = parse_yaml(str(path), read_text(path, MAX_SETTINGS))
     if not isinstance(found, dict | None):
         raise ValueError(f"{path} holds a {type(found).__name__}; write keys and values, as in optim: {{lr: 0.001}}")
     return found or {}
@@ -40,8 +33,7 @@ def parse_yaml(where: str, text: str) -> Any:
     except ValueError:
         pass
     try:
-        if problem := next(_problems(text), None):
-            raise ValueError(problem)
+        _check_events(text)
         return yaml.safe_load(text)
     except yaml.MarkedYAMLError as error:
         line = f" in line {error.problem_mark.line + 1}" if error.problem_mark else ""
@@ -50,8 +42,8 @@ def parse_yaml(where: str, text: str) -> Any:
         raise ValueError(f"{where} cannot be read as YAML: {str(error).splitlines()[0]}") from None
 
 
-def _problems(text: str) -> Iterator[str]:
-    """Yield what settings never need: deep nesting, and aliases, by which a short text can stand for a long one.
+def _check_events(text: str) -> None:
+    """Reject what settings never need: deep nesting, and aliases, by which a short text can stand for a long one.
 
     The text is read as a sequence of events: a parser of whole documents calls itself at each level.
     """
@@ -59,8 +51,8 @@ def _problems(text: str) -> Iterator[str]:
     for event in yaml.parse(text, yaml.SafeLoader):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if depth > MAX_NESTING:
-            yield f"it is nested more than {MAX_NESTING} levels deep; settings have two or three"
+            raise ValueError(f"it is nested more than {MAX_NESTING} levels deep; settings have two or three")
         if isinstance(event, yaml.AliasEvent):
-            yield f"it has the alias *{event.anchor}; write the value itself"
-        elif isinstance(event, yaml.NodeEvent) and getattr(event, "tag", None) is not None:
-            yield f"it has the tag {event.tag}; leave it out"
+            raise ValueError(f"it has the alias *{event.anchor}; write the value itself")
+        if isinstance(event, yaml.NodeEvent) and getattr(event, "tag", None) is not None:
+            raise ValueError(f"it has the tag {event.tag}; leave it out")

@@ -252,14 +252,14 @@ def test_a_folder_that_another_process_removes_before_it_is_locked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As one does that has created it and ends."""
-    run, opens = tmp_path / "run", files.open_locked
+    run, opens = tmp_path / "run", files._open_locked
 
     def remove(path: Path, *given: int) -> int:
         monkeypatch.undo()
         path.parent.rmdir()
         return opens(path, *given)
 
-    monkeypatch.setattr(files, "open_locked", remove)
+    monkeypatch.setattr(files, "_open_locked", remove)
     with files.locked_folder(run):
         assert names(run) == [files.LOCK]
     assert list(tmp_path.iterdir()) == []
@@ -285,24 +285,6 @@ def test_a_lock_is_waited_for(
         assert (folder / files.LOCK).read_text().startswith(f"process {os.getpid()} ")
     assert f"the cache is being written by process {child} on " in capsys.readouterr().err
     os.waitpid(child, 0)
-
-
-def test_what_killed_processes_left_is_removed(tmp_path: Path) -> None:
-    """But not what a running one uses, nor what only looks like it."""
-    (tmp_path / "theirs").mkdir()
-    (tmp_path / "ours-link").symlink_to(tmp_path / "theirs")
-
-    def die() -> None:
-        with files.temporary_folder(tmp_path, "ours-", mode=0o700) as folder:
-            (folder / "weights").write_text("large")
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    assert in_fork(die) == -signal.SIGKILL
-    (left,) = tmp_path.glob("ours-*[0-9a-f]")
-    assert stat.S_IMODE(left.stat().st_mode) == 0o700
-    with files.temporary_folder(tmp_path, "ours-") as busy, files.temporary_folder(tmp_path, "ours-") as other:
-        assert {busy.name, other.name, "theirs", "ours-link"} == {path.name for path in tmp_path.iterdir()}
-    assert {"theirs", "ours-link"} == {path.name for path in tmp_path.iterdir()}
 
 
 WRITES = re.compile(r"""\.write_text\(|\.write_bytes\(|open\(["'][wx]|save_file\(|savefig\(|np\.save|json\.dump\(""")

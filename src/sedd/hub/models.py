@@ -244,6 +244,6 @@ def push_to_hub(
     """
     if not is_repo_id(name):
         raise ValueError(f"{name!r} is not the name of a repository; write owner/name")
-    with files.temporary_folder(Path(tempfile.gettempdir()), "sedd-push-", mode=0o700) as temporary:
-        folder = _write_model(model, temporary / "model", name, results, None, network)
+    with tempfile.TemporaryDirectory(prefix="sedd-push-") as temporary:
+        folder = _write_model(model, Path(temporary) / "model", name, results, None, network)
         return client.upload(folder, name, private, f"Model and card of {name}")
