@@ -149,7 +149,7 @@ TRAINING = (
 SAMPLING = (
     ("checkpoint", "loading.load_model"),
     ("prompt, gaps", "samplers.template.template_prompt"),
-    ("noise at $t = 1$", "samplers.loop.initial_state"),
+    ("noise at $t = 1$", "samplers.loop.Rows"),
     ("ratios", "samplers.model.SamplingModel"),
     ("step $t \\to u$", "samplers.loop.GridSampler.step"),
     ("last step", "samplers.loop.draw_clean_tokens"),

@@ -13,7 +13,7 @@ from serving import Collector, Served, exact_model, running, site, tiny_model
 from sedd.draws import CounterRNG
 from sedd.exact import Distribution
 from sedd.loading import LoadedModel
-from sedd.samplers import SamplingRun, SamplingSettings, StepContext
+from sedd.samplers import SamplingRun, SamplingSettings, StepContext, loop
 from sedd.samplers.template import template_prompt
 from sedd.serve import batch
 from sedd.serve.app import build_app
@@ -38,6 +38,7 @@ def settings(kind: str) -> Iterator[SamplingSettings]:
     loaded, samplers = SAMPLERS[kind]
     for seed, sampler in enumerate(samplers):
         yield SamplingSettings(sampler=sampler, steps=5, seed=seed)
+        yield SamplingSettings(sampler=sampler, steps=4, seed=seed + 100)  # drawn together with the one before
         yield SamplingSettings(sampler=sampler, steps=3, seed=2**40 + seed, grid="cosine", temperature=0.7)
     if loaded.labels:
         yield SamplingSettings(steps=4, label="x")
@@ -93,27 +94,34 @@ def test_rows_of_all_samplers_in_one_batch_are_those_of_sedd_infill(kind: str) -
         assert not isinstance(end, Failed)
 
 
+def same(values: torch.Tensor) -> torch.Tensor:
+    """The value of the first row for all rows."""
+    return values[:1].expand_as(values)
+
+
 MUTANTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "one stream for all rows": lambda patch: patch.setattr(
-        batch, "CounterRNG", lambda seed, rows: CounterRNG(seed, torch.zeros_like(rows))
+        loop, "CounterRNG", lambda seed, rows: CounterRNG(seed, torch.zeros_like(rows))
     ),
     "the seed of the first row": lambda patch: patch.setattr(
-        batch,
-        "CounterRNG",
-        lambda seed, rows: CounterRNG(seed if isinstance(seed, int) else seed[:1].expand(len(rows)), rows),
+        loop, "CounterRNG", lambda seed, rows: CounterRNG(same(seed), rows)
     ),
     "the step of the first row": lambda patch: patch.setattr(
-        batch,
-        "StepContext",
-        lambda free, valid, rng, model, step: StepContext(free, valid, rng, model, step[:1].expand(len(step))),
+        loop, "StepContext", lambda *fields: StepContext(*fields[:-1], same(fields[-1]))
     ),
     "the noise level of the first row": lambda patch: patch.setattr(
-        batch.SharedBatch, "_column", lambda self, values: torch.full((len(values),), values[0], dtype=torch.float64)
+        batch.SharedBatch,
+        "_hidden",
+        lambda self, x, sigma, *rest, f=batch.SharedBatch._hidden: f(self, x, same(sigma), *rest),
     ),
     "padding is read": lambda patch: patch.setattr(
         batch.SharedBatch, "__init__", _without_padding(batch.SharedBatch.__init__)
     ),
 }
+
+
+def _at_first_level(hidden: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    return lambda self, x, sigma, *rest: hidden(self, x, same(sigma), *rest)
 
 
 def _without_padding(init: Callable[..., None]) -> Callable[..., None]:

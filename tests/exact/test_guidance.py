@@ -375,7 +375,7 @@ def test_two_calls_are_counted_as_two(temperature: float) -> None:
     for name, model in (("label", labelled(kind, 1)), ("guided", guided_model(kind, 1, 2.0))):
         view = SamplingModel(Warped(model, temperature))
         Ordered().sample(view, 7, LENGTH, steps=5)
-        calls[name] = view.calls, view.rows
+        calls[name] = view.counts.calls, view.counts.rows
     assert calls == {"label": (LENGTH, 7 * LENGTH), "guided": (2 * LENGTH, 2 * 7 * LENGTH)}
 
 

@@ -466,9 +466,11 @@ def test_cached_and_uncached_runs_give_the_same_tokens(name: str) -> None:
     views = {cached: SamplingModel(model, cached=cached) for cached in (True, False)}
     ends = {cached: chosen.sample(view, 50, 3, steps=20) for cached, view in views.items()}
     assert torch.equal(ends[True], ends[False])
-    assert views[True].rows <= views[False].rows
+    assert views[True].counts.rows <= views[False].counts.rows
     if name in ("tweedie", "euler", "theta", "ancestral"):
-        assert views[True].rows < 0.3 * views[False].rows  # three positions: at most four different inputs per row
+        assert (
+            views[True].counts.rows < 0.3 * views[False].counts.rows
+        )  # three positions: at most four different inputs per row
     assert not SamplingModel(
         MeanModel(TimeFree(4, timed=True), process)
     ).cached  # hidden states that depend on σ are not cached
@@ -506,10 +508,10 @@ def test_calls_are_those_of_the_plan() -> None:
     chosen, prompt = FirstHitting(), Prompt(torch.full((300, 3), -1))
     for steps in (7, None):
         model = SamplingModel(models(*SETTINGS[0])["mean"])
-        plan = chosen.plan(model, prompt, samplers.time_grid(steps), CounterRNG(0, torch.arange(300)))
+        plan = chosen.plan(model, prompt, chosen.times(steps), CounterRNG(0, torch.arange(300)))
         *_, last = chosen.trajectory(model, prompt, steps=steps)
-        assert model.rows == int(plan.calls.sum())
-        assert model.calls == int(plan.calls.max())
+        assert model.counts.rows == int(plan.calls.sum())
+        assert model.counts.calls == int(plan.calls.max())
         assert torch.equal(last.reveal_step, plan.step.gather(-1, plan.event))
     assert (plan.calls == 3).all()
 
@@ -518,7 +520,7 @@ def test_clamps_are_counted() -> None:
     for kind, some in (("true", False), ("score", True)):
         view = SamplingModel(models(*SETTINGS[1])[kind])
         Tweedie().sample(view, 100, 3, steps=6)
-        assert bool(view.clamped > 0) == some
+        assert bool(view.counts.clamped > 0) == some
 
 
 def test_left_to_right_is_the_chain_rule() -> None:

@@ -57,9 +57,9 @@ def test_draws_have_the_enumerated_distribution(name: str, kind: str, at: int) -
         model = model_class(ExactOnCpu(model, mean=model_class is MeanModel), model.process, model.schedule)
     else:
         model.network = TableOnCpu(model.network)
-    assert SamplingModel(model).fused_model(torch.device("cuda")) is model
+    assert SamplingModel(model.cuda()).fused
     for given, distribution in truth.items():
-        x = distributions.run(sampler, model.cuda(), Prompt(given.expand(COUNT, -1)), 5)
+        x = distributions.run(sampler, model, Prompt(given.expand(COUNT, -1)), 5)
         assert (x < 3).all()
         assert distributions.p_value(x, distribution, model.process.num_states) > distributions.FAMILY / (
             2 * len(FUSED)

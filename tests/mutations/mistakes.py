@@ -866,15 +866,15 @@ MISTAKES = [
     Mistake(
         "samplers keep the graph of the network's output",
         "samplers/loop.py",
-        "    @torch.no_grad()\n",
+        "@torch.no_grad()\n",
         "",
         f"{DRAWS}::test_gradients_are_off_within_a_step_and_on_between_two",
     ),
     Mistake(
         "the steps of a grid go nowhere",
         "samplers/loop.py",
-        "grid[:-1], grid[1:], step",
-        "grid[:-1], grid[:-1], step",
+        'self.step(x, rows.now("t"), rows.now("t", 1)',
+        'self.step(x, rows.now("t"), rows.now("t", 0)',
         f"{DRAWS}::test_draws_have_the_enumerated_distribution",
     ),
     Mistake(

@@ -16,9 +16,8 @@ from torch import Tensor
 from sedd.exact.distribution import all_sequences, expm, index_of, propagate
 from sedd.process import Process, at_token
 from sedd.reverse import denoised_probs, denoising_table, normalize_probs
-from sedd.samplers.autoregressive import LeftToRight
 from sedd.samplers.confidence import ConfidenceSampler, Confident, EntropyBounded
-from sedd.samplers.first_hitting import FirstHitting, Ordered
+from sedd.samplers.first_hitting import FirstHitting, LeftToRight, Ordered
 from sedd.samplers.gibbs import Gibbs
 from sedd.samplers.grid import FactorizedSampler
 from sedd.samplers.loop import GridSampler, Sampler, Steps, sigma_of_masked_fraction

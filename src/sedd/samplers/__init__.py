@@ -6,9 +6,8 @@ distribution of its samples can be enumerated on small spaces by `exact.sample_d
 """
 
 from sedd.samplers import template
-from sedd.samplers.autoregressive import LeftToRight
 from sedd.samplers.confidence import Confident, EntropyBounded
-from sedd.samplers.first_hitting import FirstHitting, Ordered
+from sedd.samplers.first_hitting import FirstHitting, LeftToRight, Ordered
 from sedd.samplers.gibbs import Gibbs
 from sedd.samplers.grid import Ancestral, Euler, FactorizedSampler, Tweedie
 from sedd.samplers.guidance import Guided
@@ -16,6 +15,7 @@ from sedd.samplers.loop import (
     GridSampler,
     Plan,
     Prompt,
+    Rows,
     Sampler,
     State,
     StepContext,
@@ -25,7 +25,6 @@ from sedd.samplers.loop import (
     empty,
     given_grid,
     sigma_of_masked_fraction,
-    time_grid,
     uniform_grid,
 )
 from sedd.samplers.model import SamplingModel, Wrapper, base_model, networks_per_call
@@ -63,6 +62,7 @@ __all__ = [
     "Plan",
     "Prompt",
     "Remask",
+    "Rows",
     "Sampler",
     "SamplingModel",
     "SamplingRun",
@@ -92,6 +92,5 @@ __all__ = [
     "networks_per_call",
     "sigma_of_masked_fraction",
     "template",
-    "time_grid",
     "uniform_grid",
 ]

@@ -2,7 +2,6 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, final
 
@@ -11,19 +10,21 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from sedd.draws import CounterRNG
+from sedd.ops.categorical import counter_uniforms
 from sedd.parameterization import HasNoise
 from sedd.samplers.loop import (
+    STEP,
     GridSampler,
+    Plan,
     Prompt,
+    Rows,
     Sampler,
-    State,
     StepContext,
     check_absorbing,
-    draw_from_hidden,
-    initial_state,
+    draw_positions,
     sigma_of_masked_fraction,
 )
-from sedd.samplers.model import SamplingModel, gather_rows
+from sedd.samplers.model import NOT_FINITE, SamplingModel
 from sedd.schedule import corruption_probability
 
 WHEN_EXACT = (
@@ -63,15 +64,20 @@ class ConfidenceSampler(Sampler, ABC):
 
     @final
     def mask_uncertainty(
-        self, hidden: Float[Tensor, "b L h"], x: Int[Tensor, "b L"], sigma: Float[Tensor, " b"], context: StepContext
+        self,
+        model: SamplingModel,
+        hidden: Float[Tensor, "b L h"],
+        x: Int[Tensor, "b L"],
+        sigma: Float[Tensor, " b"],
+        masks: Bool[Tensor, "b L"],
     ) -> Float[Tensor, "b L"]:
         """Return the uncertainty at masks, that of padding after that of all others, and ∞ elsewhere."""
-        length, model, states = x.shape[-1], context.model, hidden.flatten(0, 1)
-        uncertainty = torch.full((x.numel(),), math.inf, dtype=torch.float64, device=x.device)
-        for at in model.chunks(context.free & context.process.is_noisy(x)):
-            p = model.clean_probs_at(states[at], x.flatten()[at], gather_rows(sigma, length, at))
+        uncertainty = torch.full(x.shape, math.inf, dtype=torch.float64, device=x.device)
+        for row, column in model.chunks(masks):
+            at = row, column
+            p = model.clean_probs_at(hidden[at], x[at], sigma[row])
             uncertainty[at] = self.ranked_uncertainty(p).double()
-        return self.without_offset(uncertainty.view_as(x))
+        return self.without_offset(uncertainty)
 
     @final
     def ranked_uncertainty(self, p: Float[Tensor, "*s N"]) -> Float[Tensor, "*s"]:
@@ -127,8 +133,10 @@ class Confident(ConfidenceSampler, GridSampler):
             return x
         sigma, left = context.schedule.sigma(t), self.masks_left(context, context.free.sum(-1), s)
         hidden = context.model.hidden(x, sigma, context.valid)
-        chosen = self.choose(self.mask_uncertainty(hidden, x, sigma, context), left)
-        return draw_from_hidden(hidden, x, sigma, chosen, context)
+        masks = context.free & context.process.is_noisy(x)
+        chosen = self.choose(self.mask_uncertainty(context.model, hidden, x, sigma, masks), left)
+        u = counter_uniforms(context.rng, x.shape[-1], context.step, STEP)
+        return draw_positions(context.model, hidden, x, sigma, chosen, u)
 
 
 @final
@@ -164,21 +172,26 @@ class EntropyBounded(ConfidenceSampler):
         chosen = ordered.values.isfinite() & (before <= self.bound)
         return torch.zeros_like(chosen).scatter(-1, ordered.indices, chosen)
 
-    def _states(
-        self, model: SamplingModel, prompt: Prompt, times: Float[Tensor, " n"], rng: CounterRNG
-    ) -> Iterator[State]:
-        """Yield a state for every call; the grid is not used."""
-        state = initial_state(model, prompt, rng)
-        yield state
-        while (masks := prompt.blank & model.process.is_noisy(state.x)).any():
-            context = StepContext(masks, prompt.valid, rng, model, 0)
-            sigma = sigma_of_masked_fraction(masks.sum(-1) / prompt.lengths, model.schedule)
-            hidden = model.hidden(state.x, sigma, prompt.valid)
-            chosen = self.choose(self.mask_uncertainty(hidden, state.x, sigma, context))
-            model.check_finite()  # of NaN none is ever chosen
-            x = draw_from_hidden(hidden, state.x, sigma, chosen, context)
-            state = State(x, torch.where(chosen, state.step + 1, state.reveal_step), state.step + 1)
-            yield state
+    def plan(self, model: HasNoise, prompt: Prompt, times: Float[Tensor, " n"], rng: CounterRNG) -> Plan:
+        """Plan one call per open position: it begins where so many are revealed, and may reveal several."""
+        blank = prompt.blank
+        place, count = torch.arange(blank.shape[-1], device=blank.device), blank.sum(-1, keepdim=True)
+        left = (count - place).clamp_min(0)
+        sigma = sigma_of_masked_fraction(left / prompt.lengths[:, None], model.schedule)
+        event = torch.where(blank, blank.cumsum(-1) - 1, -1)
+        return Plan(sigma, left / count, torch.ones_like(event), event, rng(blank.shape[-1], 0, STEP))
+
+    def advance(self, rows: Rows) -> Int[Tensor, "b L"]:
+        """Draw the positions whose entropies are within the bound; the plan goes on at the number revealed."""
+        x, model, sigma = rows.x, rows.model, rows.now("sigma")
+        hidden, masks = model.hidden(x, sigma, rows.valid), rows.free & model.process.is_noisy(x)
+        chosen = self.choose(self.mask_uncertainty(model, hidden, x, sigma, masks))
+        revealed = chosen.sum(-1).cpu()
+        if not revealed.all():  # of NaN none is ever chosen
+            raise ValueError(NOT_FINITE)
+        x = draw_positions(model, hidden, x, sigma, chosen, rows.u)
+        rows.done, rows.step = rows.done + revealed - 1, rows.step + 1
+        return x
 
     def expected_calls(self, model: HasNoise, times: Float[Tensor, " n"], blanks: int) -> float:
         """Return NaN: the number depends on the text."""

@@ -1,55 +1,30 @@
-"""Samplers of absorbing noise that plan when each position is revealed before the network is called.  [§9]"""
+"""Samplers that plan when each position is revealed before the network is called: first-hitting, orders.  [§9]"""
 
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from abc import ABC
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, final
+from typing import ClassVar, final
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
+from sedd import draws
 from sedd.draws import CounterRNG
 from sedd.parameterization import HasNoise
+from sedd.process import Process
 from sedd.samplers.loop import (
     POSITION,
     STEP,
     Plan,
     Prompt,
+    Rows,
     Sampler,
-    State,
     check_absorbing,
-    initial_state,
+    draw_positions,
     sigma_of_masked_fraction,
 )
-from sedd.samplers.model import SamplingModel
 from sedd.schedule import corruption_probability
-
-
-class RowOrder(NamedTuple):
-    """Rows with the most events first, so that the rows with an event are always the first ones."""
-
-    rows: Int[Tensor, " b"]
-    inverse: Int[Tensor, " b"]
-    """Where each row of the batch is in this order."""
-    at: Int[Tensor, " n"]
-    """Flat positions among these rows, in the order of their events."""
-    events: list[tuple[int, slice]]
-    """For each event the number of rows it happens in, and the part of `at` that it reveals."""
-
-    @staticmethod
-    def of(event: Int[Tensor, "b L"], calls: Int[Tensor, " b"]) -> "RowOrder":
-        """Order rows by their number of calls, and positions by their events."""
-        device, event, calls = event.device, event.cpu(), calls.cpu()
-        rows = calls.argsort(descending=True, stable=True)
-        event = event[rows].flatten()
-        at = (event >= 0).nonzero().squeeze(-1)
-        at = at[event[at].argsort(stable=True)]
-        ends = torch.bincount(event[at]).cumsum(0).tolist()
-        busy = [int((calls > k).sum()) for k in range(len(ends))]
-        parts = [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
-        return RowOrder(rows.to(device), rows.argsort().to(device), at.to(device), list(zip(busy, parts, strict=True)))
 
 
 @dataclass(frozen=True)
@@ -57,45 +32,18 @@ class PlannedSampler(Sampler, ABC):
     """A sampler of absorbing noise whose reveal times do not depend on the network: a subclass writes `plan`.
 
     Each network call advances every row by one event of its own, so no call is spent on a row in which nothing happens,
-    and the head runs at revealed positions only. A time grid would call the network in every step; that is why these
-    samplers have a plan in place of a step.
+    and the head runs at revealed positions only. A time grid would call the network in every step.
     """
 
     def check(self, model: HasNoise) -> None:
         """Require masks."""
         check_absorbing(model.process)
 
-    @abstractmethod
-    def plan(self, model: HasNoise, prompt: Prompt, times: Float[Tensor, " n"], rng: CounterRNG) -> Plan:
-        """Draw when each position is revealed."""
-
-    @final
-    def _states(
-        self, model: SamplingModel, prompt: Prompt, times: Float[Tensor, " n"], rng: CounterRNG
-    ) -> Iterator[State]:
-        """Yield a state for every event."""
-        state, plan = initial_state(model, prompt, rng), self.plan(model, prompt, times, rng)
-        assert plan.event is not None
-        yield state
-        # tokens are drawn with the uniforms of step 0, which are not used otherwise: a position is revealed once
-        u = rng(prompt.given.shape[-1], 0, STEP)
-        reveal_step = torch.where(prompt.blank, plan.step.gather(-1, plan.event.clamp_min(0)), 0)
-        order = RowOrder.of(plan.event, plan.calls)
-        x, valid = state.x[order.rows], None if prompt.valid is None else prompt.valid[order.rows]
-        flat, levels = x.flatten(), plan.sigma[order.rows]
-        event = plan.event[order.rows].flatten()[order.at]
-        sigma = levels.flatten()[order.at // x.shape[-1] * levels.shape[-1] + event]
-        draws = model.plan_clean_draw(flat[order.at], sigma, u[order.rows].flatten(0, 1)[order.at])
-        most = model.chunk_size(x.device)
-        for step, (rows, part) in enumerate(order.events):  # from here on the host does not wait for the device
-            hidden = model.compute_hidden(
-                flat.view_as(x)[:rows], levels[:rows, step], None if valid is None else valid[:rows]
-            )
-            for start in range(part.start, part.stop, most):
-                some = slice(start, min(start + most, part.stop))
-                at = order.at[some]
-                flat[at] = model.draw_clean(hidden.flatten(0, 1)[at], draws.part(some))
-            yield State(flat.view_as(x)[order.inverse], torch.where(plan.event <= step, reveal_step, 0), step + 1)
+    def advance(self, rows: Rows) -> Int[Tensor, "b L"]:
+        """Draw the positions of each row's next event; the host does not wait for the device."""
+        x, sigma = rows.x, rows.now("sigma")
+        hidden = rows.model.hidden(x, sigma, rows.valid)
+        return draw_positions(rows.model, hidden, x, sigma, rows.events, rows.u)
 
 
 @final
@@ -123,40 +71,34 @@ class FirstHitting(PlannedSampler):
 
     def plan(self, model: HasNoise, prompt: Prompt, times: Float[Tensor, " n"], rng: CounterRNG) -> Plan:
         """Draw the step of each position by inversion, then rank the steps of each row."""
-        u = rng(prompt.given.shape[-1])[..., 0]
         if not len(times):
-            return self._plan_without_grid(model, prompt, u)
-        sigma, ends = model.schedule.sigma(times), self.reveal_probabilities(model, times).cumsum(0)
-        last = len(times) - 2
+            return self._plan_without_grid(model, prompt, rng)
+        u = rng(prompt.given.shape[-1])[..., 0]
+        ends, last = self.reveal_probabilities(model, times).cumsum(0), len(times) - 2
         step = torch.searchsorted(ends, u.contiguous(), right=True).clamp_max(last)  # rounding may pass the end
-        event, first = _rank_steps(torch.where(prompt.blank, step, len(times)), prompt.blank)
-        first = first.clamp_max(last)
-        return Plan(sigma[first], times[first], torch.zeros_like(times[first]), first + 1, event)
+        order = torch.where(prompt.blank, step, len(times)).sort(-1)
+        rank = torch.nn.functional.pad(order.values.diff(dim=-1) > 0, (1, 0)).cumsum(-1)
+        event = torch.where(prompt.blank, torch.zeros_like(step).scatter(-1, order.indices, rank), -1)
+        first = torch.zeros_like(step).scatter(-1, rank, order.values).clamp_max(last)  # the step of each rank
+        uniforms = rng(prompt.given.shape[-1], 0, STEP)
+        return Plan(model.schedule.sigma(times)[first], times[first], first + 1, event, uniforms)
 
-    def _plan_without_grid(self, model: HasNoise, prompt: Prompt, u: Tensor) -> Plan:
+    def _plan_without_grid(self, model: HasNoise, prompt: Prompt, rng: CounterRNG) -> Plan:
         """Reveal position i when the masked share falls below 1 − u_i."""
+        u = rng(prompt.given.shape[-1])[..., 0]
         top = corruption_probability(model.schedule.sigma(torch.ones((), dtype=torch.float64, device=u.device)))
         order = torch.where(prompt.blank, u, math.inf).sort(-1)
         event = torch.where(prompt.blank, order.indices.argsort(-1), -1)
         sigma = -torch.log1p((order.values.clamp_max(1) - 1) * top)
         place, count = torch.arange(event.shape[-1], device=u.device), prompt.blank.sum(-1, keepdim=True)
         left = (count - place) / count
-        return Plan(sigma, left, torch.zeros_like(left), (place + 1).expand_as(event), event)
+        return Plan(sigma, left, (place + 1).expand_as(event), event, rng(event.shape[-1], 0, STEP))
 
     def expected_calls(self, model: HasNoise, times: Float[Tensor, " n"], blanks: int) -> float:
         """Return Σ_k 1 − (1 − w_k)^blanks, which for equal steps is n(1 − (1 − 1/n)^blanks)."""
         if not len(times):
             return float(blanks)
         return float((1 - (1 - self.reveal_probabilities(model, times)) ** blanks).sum())
-
-
-def _rank_steps(step: Int[Tensor, "b L"], blank: Bool[Tensor, "b L"]) -> tuple[Tensor, Tensor]:
-    """Return each open position's rank of its step among the steps of its row, and the step of each rank."""
-    order = step.sort(-1)
-    fresh = torch.nn.functional.pad(order.values.diff(dim=-1) > 0, (1, 0)).cumsum(-1)
-    rank = torch.zeros_like(step).scatter(-1, order.indices, fresh)
-    steps = torch.zeros_like(step).scatter(-1, fresh, order.values)
-    return torch.where(blank, rank, -1), steps
 
 
 @final
@@ -195,8 +137,49 @@ class Ordered(PlannedSampler):
         left = (count - done).clamp_min(0)
         sigma = sigma_of_masked_fraction(left / prompt.lengths[:, None], model.schedule)
         t = times[group].expand_as(sigma) if len(times) else left / count
-        return Plan(sigma, t, torch.zeros_like(t), (group + 1).expand_as(sigma), event)
+        return Plan(sigma, t, (group + 1).expand_as(sigma), event, rng(length, 0, STEP))
 
     def expected_calls(self, model: HasNoise, times: Float[Tensor, " n"], blanks: int) -> float:
         """Return one call per group."""
         return float(min(blanks, len(times) - 1) if len(times) else blanks)
+
+
+@final
+@dataclass(frozen=True)
+class LeftToRight(PlannedSampler):
+    """One token after another from an autoregressive model, each given those before it; the beginning may be given."""
+
+    order: ClassVar[float] = torch.inf
+    assumes: ClassVar[str] = "an autoregressive model"
+    supports_infinite_steps: ClassVar[bool] = True
+    is_causal: ClassVar[bool] = True
+
+    def check(self, model: HasNoise) -> None:
+        """Accept any noise: none is read."""
+
+    def noise(self, process: Process, u: Float[Tensor, "b L"]) -> Int[Tensor, "b L"]:
+        """Return what is no token."""
+        return torch.full(u.shape, process.vocab_size, device=u.device)
+
+    def plan(self, model: HasNoise, prompt: Prompt, times: Float[Tensor, " n"], rng: CounterRNG) -> Plan:
+        """Draw the open positions of each row one by one; the grid is not used."""
+        blank, length = prompt.blank, prompt.given.shape[-1]
+        before_text = blank[:, :-1] & ~blank[:, 1:]
+        if (before_text if prompt.valid is None else before_text & prompt.valid[:, 1:]).any():
+            raise ValueError("an autoregressive model goes on from a beginning; it cannot fill a gap before a text")
+        count, place = blank.sum(-1, keepdim=True), torch.arange(length, device=blank.device)
+        event, left = torch.where(blank, blank.cumsum(-1) - 1, -1), (count - place) / count
+        step = (blank.int().argmax(-1, keepdim=True) + place + 1).expand_as(event)
+        return Plan(torch.zeros_like(left), left, step, event, rng(length))
+
+    def advance(self, rows: Rows) -> Int[Tensor, "b L"]:
+        """Draw the next token of each row."""
+        x, hidden = rows.x.clone(), rows.model.hidden(rows.x, rows.now("sigma"))
+        for at in rows.model.chunks(rows.events):
+            p = rows.model.model.log_next_at(hidden[at]).exp()
+            x[at] = draws.sample_inverse_cdf(p, rows.u[at][:, 0])
+        return x
+
+    def expected_calls(self, model: HasNoise, times: Float[Tensor, " n"], blanks: int) -> float:
+        """Return one call per token."""
+        return float(blanks)

@@ -5,16 +5,15 @@ from dataclasses import dataclass
 from typing import ClassVar, final
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from sedd import draws, reverse
+from sedd import reverse
 from sedd.draws import AffineWeights
 from sedd.ops.categorical import counter_uniforms
 from sedd.parameterization import HasNoise
 from sedd.reverse import analytic_weights
 from sedd.samplers.loop import STEP, GridSampler, StepContext
-from sedd.samplers.model import gather_rows
 
 
 class FactorizedSampler(GridSampler, ABC):
@@ -51,29 +50,33 @@ class FactorizedSampler(GridSampler, ABC):
     def affine_weights(self, model: HasNoise, t: Float[Tensor, " k"], s: Float[Tensor, " k"]) -> AffineWeights:
         """Return the same weights as an affine function of the scores."""
 
+    def needs_model(
+        self, x: Int[Tensor, "b L"], t: Float[Tensor, " b"], s: Float[Tensor, " b"], context: StepContext
+    ) -> Bool[Tensor, " b"]:
+        """Return the rows with noise."""
+        return (context.free & context.process.is_noisy(x)).any(-1)
+
     @final
     def step(
         self, x: Int[Tensor, "b L"], t: Float[Tensor, " b"], s: Float[Tensor, " b"], context: StepContext
     ) -> Int[Tensor, "b L"]:
         """Draw every free position; the first uniform decides whether it changes, the second to what."""
-        model, length, y = context.model, x.shape[-1], x.flatten().clone()
-        sigma = context.schedule.sigma(t)
-        hidden = model.hidden(x, sigma, context.valid).flatten(0, 1)
-        u = counter_uniforms(context.rng, length, context.step, STEP).flatten(0, 1)
-        fused = model.fused_model(x.device)
-        draws_fused = fused is not None and fused.logits_are_scores == self.uses_score
-        if draws_fused and self.uses_score:
-            draws_fused = not context.process.amplifies_rounding(sigma - context.schedule.sigma(s))
-        for at in model.chunks(context.free & context.process.is_noisy(x)):
-            x_at, sigma_at, t_at, s_at = y[at], *(gather_rows(a, length, at) for a in (sigma, t, s))
-            if draws_fused:
-                plan = model.plan_fused_draw(x_at, sigma_at, u[at], self.affine_weights(model, t_at, s_at))
-                y[at] = model.draw_fused(hidden[at], plan)
+        model, schedule, y = context.model, context.schedule, x.clone()
+        sigma = schedule.sigma(t)
+        hidden = model.hidden(x, sigma, context.valid)
+        u = counter_uniforms(context.rng, x.shape[-1], context.step, STEP)
+        fused = model.fused and model.model.logits_are_scores == self.uses_score
+        if fused and self.uses_score:
+            fused = not context.process.amplifies_rounding(sigma - schedule.sigma(s))
+        for row, column in model.chunks(context.free & context.process.is_noisy(x)):
+            at = row, column
+            if fused:
+                weights = self.affine_weights(model, t[row], s[row])
+                y[at] = model.draw_fused(hidden[at], x[at], sigma[row], u[at], weights)
                 continue
-            output = (model.log_score_at if self.uses_score else model.log_mean_at)(hidden[at], x_at, sigma_at)
-            weights = model.clamp_weights(self.weights(model, output, x_at, t_at, s_at))
-            y[at] = draws.sample_next(x_at, weights, u[at])
-        return y.view_as(x)
+            output = (model.log_score_at if self.uses_score else model.log_mean_at)(hidden[at], x[at], sigma[row])
+            y[at] = model.draw_weighted(x[at], self.weights(model, output, x[at], t[row], s[row]), u[at])
+        return y
 
 
 @final

@@ -1,22 +1,23 @@
-"""Samplers: prompts, states, the loop over a time grid and draws of clean tokens.  [§9]"""
+"""Samplers: prompts, rows and the one loop that steps them, draws of clean tokens, and time grids.  [§9]"""
 
+import copy
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, final
 
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from sedd.draws import CounterRNG
 from sedd.ops.categorical import counter_uniforms
 from sedd.parameterization import HasNoise
 from sedd.process import Process
-from sedd.runtime.offload import OffloadedNetwork
-from sedd.samplers.model import SamplingModel, gather_rows
+from sedd.samplers.model import SamplingModel
 from sedd.schedule import Schedule
+from sedd.schema import check_seed
 
 START, STEP, MIDPOINT, POSITION = range(4)
 """Events of `CounterRNG`: the initial noise, a step's draws, those of its first half, and the choice of positions."""
@@ -54,24 +55,15 @@ class Prompt(NamedTuple):
 
     def to(self, device: torch.device | str) -> "Prompt":
         """Move to a device."""
-        return self._map(lambda tensor: tensor.to(device))
+        return Prompt(*[None if tensor is None else tensor.to(device) for tensor in self])  # type: ignore[arg-type]
 
     def rows(self, index: slice | Tensor) -> "Prompt":
         """Select rows."""
-        return self._map(lambda tensor: tensor[index])
-
-    def _map(self, function: Callable[[Tensor], Tensor]) -> "Prompt":
-        return Prompt(function(self.given), *(None if tensor is None else function(tensor) for tensor in self[1:]))
+        return Prompt(*[None if tensor is None else tensor[index] for tensor in self])  # type: ignore[arg-type]
 
 
 def empty(count: int, length: int, device: torch.device | str = "cpu") -> Prompt:
-    """Return a prompt in which nothing is given.
-
-    Args:
-        count: Number of rows.
-        length: Tokens of a row.
-        device: Where the prompt is.
-    """
+    """Return a prompt of ``count`` rows of ``length`` tokens in which nothing is given."""
     return Prompt(torch.full((count, length), -1, device=device))
 
 
@@ -85,24 +77,24 @@ class State(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """The calls of the model for each row, drawn before the first one; rows may be at different calls."""
+    """The calls of the model for each row, drawn before the first one."""
 
     sigma: Float[Tensor, "b n"]
-    """The noise level of each call of a row."""
-    t: Float[Tensor, "b n"]
-    """The time at each call."""
-    s: Float[Tensor, "b n"]
-    """The time to which it goes."""
+    """The noise level of each call."""
+    t: Float[Tensor, "b _"]
+    """The time at each call and, on a grid, after the last one."""
     step: Int[Tensor, "b n"]
     """The step of the time grid that stands for it, from 1."""
     event: Int[Tensor, "b L"] | None = None
     """The call, from 0, that reveals each position, −1 where it is given; None: each call may change all positions."""
+    u: Float[Tensor, "b L 2"] | None = None
+    """The uniforms by which positions are revealed, each of them once."""
 
     @property
     def calls(self) -> Int[Tensor, " b"]:
         """How often the model is called for each row."""
         if self.event is None:
-            return torch.full((len(self.sigma),), self.sigma.shape[-1], device=self.sigma.device)
+            return torch.full_like(self.step[:, 0], self.step.shape[-1])
         return self.event.amax(-1) + 1
 
 
@@ -116,8 +108,8 @@ class StepContext(NamedTuple):
     rng: CounterRNG
     """The random numbers of these rows: ``rng(length, step, event)``; each (step, event) may be used once per run."""
     model: SamplingModel
-    step: int | Int[Tensor, " b"]
-    """The number of the step, from 1: that of all rows, or of each."""
+    step: Int[Tensor, " b"]
+    """The number of each row's step, from 1."""
 
     @property
     def process(self) -> Process:
@@ -132,17 +124,122 @@ class StepContext(NamedTuple):
     def rows(self, index: Tensor) -> "StepContext":
         """Select rows."""
         valid = None if self.valid is None else self.valid[index]
-        step = self.step[index] if isinstance(self.step, Tensor) else self.step
-        return StepContext(self.free[index], valid, self.rng[index], self.model, step)
+        return StepContext(self.free[index], valid, self.rng[index], self.model.take(index), self.step[index])
+
+
+class Rows:
+    """Sequences that one sampler draws with one model, each at a call of its own: rows may come and go between calls.
+
+    Every tensor among the attributes has an entry for each row. Plans are on the CPU and tokens on the model's device,
+    so that the host knows what comes next and does not wait for the device.
+
+    Args:
+        sampler: The sampler.
+        model: The model during this run.
+        prompt: What is given.
+        times: The time grid; empty for none.
+        rng: The random numbers of the rows.
+    """
+
+    event: Tensor
+    u: Tensor
+    """As in the plan, if it has events."""
+    place: Tensor
+    """Where each row of an offline run is in its state."""
+
+    def __init__(
+        self, sampler: "Sampler", model: SamplingModel, prompt: Prompt, times: Float[Tensor, " n"], rng: CounterRNG
+    ) -> None:
+        self.sampler, self.model, device = sampler, model, model.device
+        plan = sampler.plan(model, prompt, times, rng)
+        noise = sampler.noise(model.process, rng(prompt.given.shape[-1], event=START)[..., 0])
+        self.sigma, self.t, self.step, self.calls = plan.sigma.cpu(), plan.t.cpu(), plan.step.cpu(), plan.calls.cpu()
+        self.done = torch.zeros_like(self.calls)
+        """The next call of each row: its place in the plan."""
+        self.x = torch.where(prompt.blank, noise, prompt.given).to(device)
+        self.free = prompt.blank.to(device)
+        self.valid = None if prompt.valid is None or sampler.is_causal else prompt.valid.to(device)
+        self.seed = torch.as_tensor(rng.seed).expand(len(self.x)).to(device)
+        self.number = rng.rows.to(device)
+        if plan.event is not None and plan.u is not None:
+            self.event, self.u = plan.event.cpu(), plan.u.to(device)
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def take(self, index: Int[Tensor, " r"]) -> "Rows":
+        """Return the rows at these indices, which are on the CPU."""
+        rows = copy.copy(self)
+        for name, column in vars(self).items():
+            if isinstance(column, Tensor):
+                setattr(rows, name, column[index.to(column.device, non_blocking=True)])
+        rows.model = self.model.take(index.to(self.x.device, non_blocking=True))
+        return rows
+
+    def extend(self, more: "Rows") -> None:
+        """Add the rows of another run of the same sampler, model and width."""
+        for name, column in vars(self).items():
+            if isinstance(column, Tensor):
+                setattr(self, name, _stack(column, getattr(more, name)))
+        self.model.add_rows(len(more))
+
+    def at(self, name: str, later: int = 0) -> Tensor:
+        """Return a value of the plan at each row's next call, or so many calls later."""
+        values: Tensor = getattr(self, name).gather(1, self.done[:, None] + later)[:, 0]
+        return values
+
+    def now(self, name: str, later: int = 0) -> Tensor:
+        """Return what `at` returns, on the model's device."""
+        return self.at(name, later).to(self.x.device, non_blocking=True)
+
+    @property
+    def is_last(self) -> Bool[Tensor, " b"]:
+        """Whether each row's next call is its last, on the CPU."""
+        return self.done == self.calls - 1
+
+    @property
+    def context(self) -> StepContext:
+        """What a step needs."""
+        rng = CounterRNG(self.seed, self.number)
+        return StepContext(self.free, self.valid, rng, self.model, self.now("step"))
+
+    @property
+    def events(self) -> Bool[Tensor, "b L"]:
+        """The positions that each row's next call reveals, on the CPU."""
+        return self.event == self.done[:, None]
+
+    def inputs(self) -> tuple[Tensor | None, Tensor, Tensor, Tensor | None]:
+        """Return the rows of which the next call needs hidden states, None for all, and what the network reads."""
+        index, x, sigma, valid = self.sampler.needed(self), self.x, self.now("sigma"), self.valid
+        if self.sampler.is_causal:  # what follows is not read
+            x = x[:, : int(self.events.nonzero()[:, 1].amax()) + 1]
+        if index is None:
+            return None, x, sigma, valid
+        return index, x[index], sigma[index], None if valid is None else valid[index]
+
+    def advance(self) -> None:
+        """Make each row's next call; the model has been given the hidden states of `inputs`."""
+        self.x = self.sampler.advance(self)
+        self.done = self.done + 1
+
+
+def _stack(a: Tensor, b: Tensor) -> Tensor:
+    """Concatenate rows; shorter plans are padded."""
+    width = a.shape[-1] - b.shape[-1] if a.dim() == 2 else 0
+    a, b = torch.nn.functional.pad(a, (0, max(0, -width))), torch.nn.functional.pad(b, (0, max(0, width)))
+    return torch.cat([a, b])
+
+
+# Samplers --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Sampler(ABC):
-    """Draw sequences from noise, step by step; a sampler holds nothing but its options.
+    """Draw sequences from noise, call by call of the model; a sampler holds nothing but its options.
 
     There are three kinds, by what decides when a token is drawn: a time grid (`GridSampler`, which third parties
     subclass), a plan made before the network is called (`first_hitting.PlannedSampler`), or the network's output
-    (`confidence.EntropyBounded`, `autoregressive.LeftToRight`).
+    (`confidence.EntropyBounded`).
 
     A ``model`` is a parameterized network such as `MeanModel`, or `exact.Score`, or a wrapper of one. Its noise process
     and schedule are those of the run.
@@ -159,6 +256,8 @@ class Sampler(ABC):
     """Whether it can do without a grid: it draws one position at a time, or as many as the network's output allows."""
     calls_per_step: ClassVar[int] = 1
     """Calls of the model in each step but the last."""
+    is_causal: ClassVar[bool] = False
+    """Whether the model reads only what comes before a position."""
 
     @final
     def sample(
@@ -200,42 +299,45 @@ class Sampler(ABC):
             rows: The number of each row; by default 0, 1, 2 …
         """
         if not isinstance(model, SamplingModel):
-            model = SamplingModel(check_model(model))
+            model = SamplingModel(model)
         self.check(model)
-        prompt, times = as_prompt(prompt, length, device_of(model.model)), self.times(steps)
-        device = prompt.given.device
-        rng = CounterRNG(seed, torch.arange(len(prompt.given), device=device) if rows is None else rows)
-        return self._run(model, prompt, times.to(device), rng)
-
-    @torch.no_grad()
-    def _run(
-        self, model: SamplingModel, prompt: Prompt, times: Float[Tensor, " n"], rng: CounterRNG
-    ) -> Iterator[State]:
-        yield from self._states(model, prompt, times, rng)
-
-    @abstractmethod
-    def _states(
-        self, model: SamplingModel, prompt: Prompt, times: Float[Tensor, " n"], rng: CounterRNG
-    ) -> Iterator[State]:
-        """Yield the states from noise to data."""
+        prompt = as_prompt(prompt, length).to(model.device)
+        times = self.times(steps).to(model.device)
+        numbers = torch.arange(len(prompt.given)) if rows is None else rows
+        return _run(Rows(self, model, prompt, times, CounterRNG(check_seed(seed), numbers.to(model.device))))
 
     def check(self, model: HasNoise) -> None:  # noqa: B027  (most samplers take every model)
         """Raise ValueError for a model that this sampler cannot sample."""
 
-    def plan(self, model: HasNoise, prompt: Prompt, times: Float[Tensor, " n"], rng: CounterRNG) -> Plan | None:
-        """Plan the calls of the model; None: the output of the network decides."""
+    @abstractmethod
+    def plan(self, model: HasNoise, prompt: Prompt, times: Float[Tensor, " n"], rng: CounterRNG) -> Plan:
+        """Plan the calls of the model for each row."""
+
+    def noise(self, process: Process, u: Float[Tensor, "b L"]) -> Int[Tensor, "b L"]:
+        """Return the tokens at open positions before the first call."""
+        return process.prior_sample(u)
+
+    def needed(self, rows: Rows) -> Int[Tensor, " r"] | None:
+        """Return the rows whose next call needs hidden states that are not known; None: all rows."""
         return None
+
+    @abstractmethod
+    def advance(self, rows: Rows) -> Int[Tensor, "b L"]:
+        """Return the tokens after the next call of every row."""
 
     @final
     def times(self, steps: Steps) -> Float[Tensor, " n"]:
-        """Return the grid of `time_grid`; raise ValueError for None where a grid is needed."""
-        times = time_grid(steps)
-        if not len(times) and not self.supports_infinite_steps:
-            raise ValueError(
-                "steps is inf, which only the samplers first-hitting, ordered, entropy support; give a number, or "
-                "choose one of them"
-            )
-        return times
+        """Return the times of a run, empty for None; raise ValueError for None where a grid is needed."""
+        if steps is None or (not isinstance(steps, int) and not len(steps)):
+            if not self.supports_infinite_steps:
+                raise ValueError(
+                    "steps is inf, which only the samplers first-hitting, ordered, entropy support; give a number, or "
+                    "choose one of them"
+                )
+            return torch.zeros(0, dtype=torch.float64)
+        if isinstance(steps, int):
+            return uniform_grid(steps)
+        return given_grid(steps)
 
     def expected_calls(self, model: HasNoise, times: Float[Tensor, " n"], blanks: int) -> float:
         """Return the expected calls of the model for a row with so many open positions; NaN: unknown in advance.
@@ -243,6 +345,24 @@ class Sampler(ABC):
         By default `calls_per_step` in each step and one in the last. Cached rows need fewer.
         """
         return float(self.calls_per_step * (len(times) - 2) + 1) if blanks else 0.0
+
+
+@torch.no_grad()
+def _run(rows: Rows) -> Iterator[State]:
+    """Yield the state before and after each call, all rows being admitted at once."""
+    state = State(rows.x, torch.zeros_like(rows.x), 0)
+    yield state
+    rows.place = torch.arange(len(rows), device=rows.x.device)
+    while (left := rows.done < rows.calls).any():
+        rows = rows if left.all() else rows.take(left.nonzero()[:, 0])
+        index, x, sigma, valid = rows.inputs()
+        rows.model.provide(rows.x, index, rows.model.compute_hidden(x, sigma, valid))
+        before, step, place = rows.x, rows.now("step"), rows.place
+        rows.advance()
+        reveal_step = torch.where(rows.x != before, step[:, None], state.reveal_step[place])
+        x, reveal_step = state.x.index_copy(0, place, rows.x), state.reveal_step.index_copy(0, place, reveal_step)
+        state = State(x, reveal_step, state.step + 1)
+        yield state
 
 
 class GridSampler(Sampler, ABC):
@@ -270,8 +390,8 @@ class GridSampler(Sampler, ABC):
         """Call the model in every step of the grid."""
         grid, rows = self.grid(times), len(prompt.given)
         step = torch.arange(1, len(grid), device=grid.device)
-        levels = model.schedule.sigma(grid[:-1]), grid[:-1], grid[1:], step
-        return Plan(*(level.expand(rows, -1) for level in levels))
+        sigma = model.schedule.sigma(grid[:-1])
+        return Plan(sigma.expand(rows, -1), grid.expand(rows, -1), step.expand(rows, -1))
 
     def grid(self, times: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
         """Return the times at which the noise level is read: by default the grid itself."""
@@ -280,32 +400,29 @@ class GridSampler(Sampler, ABC):
     def needs_model(
         self, x: Int[Tensor, "b L"], t: Float[Tensor, " b"], s: Float[Tensor, " b"], context: StepContext
     ) -> Bool[Tensor, " b"]:
-        """Return the rows that `step` cannot draw without calling the model: by default those with noisy positions."""
-        return (context.free & context.process.is_noisy(x)).any(-1)
+        """Return the rows that `step` cannot draw without calling the model: by default those with open positions."""
+        return context.free.any(-1)
 
     @final
-    def _states(
-        self, model: SamplingModel, prompt: Prompt, times: Float[Tensor, " n"], rng: CounterRNG
-    ) -> Iterator[State]:
-        """Yield a state for every time of the grid."""
-        state, plan = initial_state(model, prompt, rng), self.plan(model, prompt, times, rng)
-        yield state
-        for step, (sigma, t, s) in enumerate(zip(plan.sigma.T, plan.t.T, plan.s.T, strict=True), 1):
-            context = StepContext(prompt.blank, prompt.valid, rng, model, step)
-            if step < len(times) - 1:
-                x = self.step(state.x, t, s, context)
-            else:
-                noisy = context.free & model.process.is_noisy(state.x)
-                x = draw_clean_tokens(state.x, sigma, noisy, context)
-            state = State(x, torch.where(x != state.x, step, state.reveal_step), step)
-            yield state
+    def needed(self, rows: Rows) -> Int[Tensor, " r"] | None:
+        """Return the rows that `needs_model` names and, of those in their last step, the ones with noise."""
+        x, context = rows.x, rows.context
+        noisy = (context.free & context.process.is_noisy(x)).any(-1)
+        needs = self.needs_model(x, rows.now("t"), rows.now("t", 1), context)
+        return rows.model.missing(x, torch.where(rows.is_last.to(x.device), noisy, needs))
 
-
-def initial_state(model: HasNoise, prompt: Prompt, rng: CounterRNG) -> State:
-    """Return the given tokens with noise at all other positions."""
-    noise = model.process.prior_sample(rng(prompt.given.shape[-1], event=START)[..., 0])
-    x = torch.where(prompt.blank, noise, prompt.given)
-    return State(x, torch.zeros_like(x), 0)
+    @final
+    def advance(self, rows: Rows) -> Int[Tensor, "b L"]:
+        """Draw the next step of every row."""
+        x, last = rows.x, rows.is_last
+        if not last.any():
+            return self.step(x, rows.now("t"), rows.now("t", 1), rows.context)
+        if last.all():
+            return draw_clean_tokens(x, rows.now("sigma"), rows.free & rows.model.process.is_noisy(x), rows.context)
+        for some in (~last, last):
+            index = some.nonzero()[:, 0]
+            x = x.index_copy(0, index.to(x.device), self.advance(rows.take(index)))
+        return x
 
 
 def draw_clean_tokens(
@@ -322,26 +439,25 @@ def draw_clean_tokens(
     rows = where.any(-1).nonzero().squeeze(-1)
     if not len(rows):
         return x
-    row_context = context.rows(rows)
     hidden = context.model.hidden_of_rows(rows, x, sigma, context.valid)
-    return x.index_put((rows,), draw_from_hidden(hidden, x[rows], sigma[rows], where[rows], row_context))
+    u = counter_uniforms(context.rng[rows], x.shape[-1], context.step[rows], STEP)
+    return x.index_put((rows,), draw_positions(context.model, hidden, x[rows], sigma[rows], where[rows], u))
 
 
-def draw_from_hidden(
+def draw_positions(
+    model: SamplingModel,
     hidden: Float[Tensor, "b L h"],
     x: Int[Tensor, "b L"],
     sigma: Float[Tensor, " b"],
     where: Bool[Tensor, "b L"],
-    context: StepContext,
+    u: Float[Tensor, "b L 2"],
 ) -> Int[Tensor, "b L"]:
     """Draw the positions in ``where`` from p(x_0 | x), given the hidden states. It never takes the argmax."""
-    model, length = context.model, x.shape[-1]
-    u = counter_uniforms(context.rng, length, context.step, STEP).flatten(0, 1)
-    y, states = x.flatten().clone(), hidden.flatten(0, 1)
-    for at in model.chunks(where):
-        plan = model.plan_clean_draw(y[at], gather_rows(sigma, length, at), u[at])
-        y[at] = model.draw_clean(states[at], plan)
-    return y.view_as(x)
+    y = x.clone()
+    for row, column in model.chunks(where):
+        at = row, column
+        y[at] = model.draw_clean(hidden[at], x[at], sigma[row], u[at])
+    return y
 
 
 def check_absorbing(process: Process) -> None:
@@ -362,7 +478,9 @@ def sigma_of_masked_fraction(masked: Float[Tensor, "*s"], schedule: Schedule) ->
 
 def uniform_grid(steps: int) -> Float[Tensor, " n"]:
     """Return equal steps from t = 1 to t = 0."""
-    return torch.linspace(1, 0, _steps(steps) + 1, dtype=torch.float64)
+    if steps < 1:
+        raise ValueError(f"steps is {steps}; sampling needs at least 1")
+    return torch.linspace(1, 0, steps + 1, dtype=torch.float64)
 
 
 def cosine_grid(steps: int) -> Float[Tensor, " n"]:
@@ -370,39 +488,20 @@ def cosine_grid(steps: int) -> Float[Tensor, " n"]:
     return torch.sin(math.pi / 2 * uniform_grid(steps))
 
 
-def given_grid(times: list[float]) -> Float[Tensor, " n"]:
+def given_grid(times: list[float] | Tensor) -> Float[Tensor, " n"]:
     """Return the given times, which must fall from 1 to 0."""
-    grid = torch.tensor(times, dtype=torch.float64)
-    if len(times) < 2 or times[0] != 1 or times[-1] != 0 or not (grid.diff() < 0).all():
-        raise ValueError(f"the grid is {times}; it must fall from 1 to 0, as in 1,0.7,0.3,0")
+    grid = torch.as_tensor(times, dtype=torch.float64)
+    if len(grid) < 2 or grid[0] != 1 or grid[-1] != 0 or not (grid.diff() < 0).all():
+        raise ValueError(f"the grid is {grid.tolist()}; it must fall from 1 to 0, as in 1,0.7,0.3,0")
     return grid
 
 
-def _steps(steps: int) -> int:
-    if steps < 1:
-        raise ValueError(f"steps is {steps}; sampling needs at least 1")
-    return steps
-
-
-def time_grid(steps: Steps) -> Float[Tensor, " n"]:
-    """Return the times of a run: ``steps`` equal steps, or the given times; empty for None."""
-    if steps is None:
-        return torch.zeros(0, dtype=torch.float64)
-    if isinstance(steps, int):
-        return uniform_grid(steps)
-    if not isinstance(steps, Tensor):
-        return given_grid(steps)
-    if steps.device.type == "cpu" and len(steps):
-        given_grid(steps.tolist())
-    return steps
-
-
-def as_prompt(given: int | Tensor | Prompt, length: int | None, device: torch.device) -> Prompt:
-    """Return a number of sequences, or their tokens with −1 at open positions, as a prompt on a device."""
+def as_prompt(given: int | Tensor | Prompt, length: int | None) -> Prompt:
+    """Return a number of sequences, or their tokens with −1 at open positions, as a prompt."""
     if isinstance(given, int):
         if length is None or given < 1 or length < 1:
             raise ValueError(f"the prompt is {given} sequences of length {length}; both must be 1 or more")
-        return empty(given, length, device)
+        return empty(given, length)
     prompt = given if isinstance(given, Prompt) else Prompt(given)
     if length is not None:
         raise ValueError(f"length is {length}, and the prompt has a length of its own; leave length out")
@@ -411,23 +510,4 @@ def as_prompt(given: int | Tensor | Prompt, length: int | None, device: torch.de
             f"the prompt has shape {tuple(prompt.given.shape)} and dtype {prompt.given.dtype}; pass int64 tokens of "
             "shape (sequences, length), with −1 where a token is to be drawn"
         )
-    return prompt.to(device)
-
-
-def check_model(model: Any) -> Any:
-    """Return the model; raise TypeError for a network, or for anything else that lacks a part of a model."""
-    if lacks := [name for name in ("process", "schedule", "hidden") if not hasattr(model, name)]:
-        raise TypeError(
-            f"{type(model).__name__} is not a model, it has no {', '.join(lacks)}; pass MeanModel(network, process) or "
-            "ScoreModel(network, process), not the network"
-        )
-    return model
-
-
-def device_of(model: Any) -> torch.device:
-    """Return the device of a model's tokens: that of its weights, or the CPU where it has none or is offloaded."""
-    parts = list(model.modules()) if isinstance(model, nn.Module) else []
-    if any(isinstance(part, OffloadedNetwork) for part in parts):
-        return torch.device("cpu")
-    weights = (weight for part in parts for weight in part.parameters(recurse=False))
-    return next((weight.device for weight in weights), torch.device("cpu"))
+    return prompt

@@ -1,8 +1,10 @@
 """Models as samplers call them: wrappers that change a model's output, and the model during one run.  [§9]"""
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, final
+from dataclasses import dataclass
+from typing import Any, final
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -15,7 +17,13 @@ from sedd.parameterization import MeanModel, ScoreModel
 from sedd.process import Process
 from sedd.reverse import denoised_probs
 from sedd.runtime.device import has_triton
+from sedd.runtime.offload import OffloadedNetwork
 from sedd.schedule import Schedule
+
+NOT_FINITE = (
+    "the network's output is not finite, or beyond the range of floating point, so that nothing can be drawn from it; "
+    "its weights are damaged, or its training diverged: use another checkpoint"
+)
 
 
 def is_denoiser(model: Any) -> bool:
@@ -135,22 +143,18 @@ def networks_per_call(model: Any) -> int:
     return model.networks_per_call if isinstance(model, Wrapper) else 1
 
 
-class DrawPlan(NamedTuple):
-    """What a draw at k positions needs besides their hidden states."""
+@dataclass
+class Counts:
+    """What a model did during a run."""
 
-    x: Int[Tensor, " k"]
-    sigma: Float[Tensor, " k"]
-    u: Float[Tensor, "k 2"]
-    weights: AffineWeights | None = None
-    """The weights of the next token in terms of the logits; None: they are computed from the model's distribution."""
-    shift: Float[Tensor, " k"] | None = None
-    """What is added to logits to make them log-scores."""
-
-    def part(self, some: slice) -> "DrawPlan":
-        """Return the plan of some of the positions."""
-        weights = self.weights and AffineWeights._make(None if a is None else a[some] for a in self.weights)
-        shift = None if self.shift is None else self.shift[some]
-        return DrawPlan(self.x[some], self.sigma[some], self.u[some], weights, shift)
+    calls: int = 0
+    """How often a network was called, on any number of rows."""
+    rows: int = 0
+    """On how many rows in all."""
+    clamped: Tensor | int = 0
+    """How many positions had a weight below 0, which was clamped."""
+    finite: Tensor | bool = True
+    """Whether no hidden state was NaN or inf, and all sums of p(x_0 | x) were finite; no GPU is waited for."""
 
 
 @final
@@ -169,45 +173,76 @@ class SamplingModel:
     """
 
     def __init__(self, model: Any, *, cached: bool = True, fused: bool | None = None) -> None:
-        self.model, self.fused = model, fused
+        if lacks := [name for name in ("process", "schedule", "hidden") if not hasattr(model, name)]:
+            raise TypeError(
+                f"{type(model).__name__} is not a model, it has no {', '.join(lacks)}; pass MeanModel(network, "
+                "process) or ScoreModel(network, process), not the network"
+            )
+        self.model, self.device = model, device_of(model)
         self.process: Process = model.process
         self.schedule: Schedule = model.schedule
+        fused = self.device.type == "cuda" and has_triton() if fused is None else fused
+        self.fused = fused and self.process.has_fused_forms and isinstance(model, ScoreModel | MeanModel)
+        """Whether tokens are drawn from logits without a table of probabilities."""
         self.cached = cached and not model.depends_on_sigma
-        self.calls = 0
-        """How often a network was called, on any number of rows."""
-        self.rows = 0
-        """On how many rows in all."""
-        self.clamped: Tensor | int = 0
-        """How many positions had a weight below 0, which was clamped."""
-        self.finite: Tensor | bool = True
-        """Whether no hidden state was NaN or inf, and all sums of p(x_0 | x) were finite; no GPU is waited for."""
+        self.counts, self.networks = Counts(), networks_per_call(model)
         self.requires_finite = False
         """Whether hidden states that are not finite raise FloatingPointError."""
-        self._x: Tensor | None = None
-        self._hidden: Tensor | None = None
-        self._prefetched: Tensor | None = None
+        self.seen = torch.zeros(0, 0, dtype=torch.long)
+        self.states: Tensor | None = None
+        """The hidden states of ``seen``, whose rows are −1 where they are not known."""
+        self._is_next = False
+        """Whether the next call of `hidden` or `hidden_of_rows` returns them."""
 
     # Hidden states -----------------------------------------------------------------------------------------
 
-    def prefetch(self, hidden: Float[Tensor, "b L h"]) -> None:
-        """Set the hidden states that the next call of `hidden` or `hidden_of_rows` returns.
+    def missing(self, x: Int[Tensor, "b L"], needed: Bool[Tensor, " b"]) -> Int[Tensor, " r"] | None:
+        """Return the needed rows whose hidden states are not known; None: all rows."""
+        if self.cached and self.states is not None:
+            changed = (x != self.seen).any(-1)
+            self.seen, needed = torch.where(changed[:, None], -1, x), needed & changed
+        else:
+            self.seen, self.states = torch.full_like(x, -1), None
+        return None if needed.all() else needed.nonzero().squeeze(-1)
+
+    def provide(self, x: Int[Tensor, "b L"], index: Int[Tensor, " r"] | None, hidden: Float[Tensor, "r _ h"]) -> None:
+        """Set the hidden states of some rows, None for all; the next call of `hidden` returns them.
 
         Rows for which a sampler does not need the model may hold anything.
         """
-        self._prefetched = hidden
+        if index is None:
+            self.seen, self.states = x, hidden
+        elif len(index):
+            if self.states is None:
+                self.states = hidden.new_zeros(len(x), *hidden.shape[1:])
+            self.seen = self.seen.index_copy(0, index, x[index])
+            self.states = self.states.index_copy(0, index, hidden)
+        self._is_next = True
+
+    def take(self, rows: Int[Tensor, " r"]) -> "SamplingModel":
+        """Return this model with what it knows of some rows; both count into the same `counts`."""
+        part = copy.copy(self)
+        if self.states is not None:
+            part.seen, part.states = self.seen[rows], self.states[rows]
+        return part
+
+    def add_rows(self, count: int) -> None:
+        """Make room for more rows, of which nothing is known."""
+        if self.states is not None:
+            self.seen = nn.functional.pad(self.seen, (0, 0, 0, count), value=-1)
+            self.states = nn.functional.pad(self.states, (0, 0, 0, 0, 0, count))
 
     def hidden(
         self, x: Int[Tensor, "b L"], sigma: Float[Tensor, " b"], valid: Bool[Tensor, "b L"] | None = None
-    ) -> Float[Tensor, "b L h"]:
+    ) -> Float[Tensor, "b _ h"]:
         """Return the hidden states, computed only for rows that have changed since the last call if `cached`."""
-        if self._prefetched is not None:
-            self._x, self._hidden, self._prefetched = x, self._prefetched, None
-        elif not self.cached or self._hidden is None or self._x is None:
-            self._x, self._hidden = x, self.compute_hidden(x, sigma, valid)
-        elif (changed := (x != self._x).any(-1)).any():
-            fresh = self.compute_hidden(x[changed], sigma[changed], None if valid is None else valid[changed])
-            self._x, self._hidden = x, self._hidden.index_put((changed,), fresh)
-        return self._hidden
+        if not self._is_next:
+            index = self.missing(x, torch.ones_like(x[:, 0], dtype=torch.bool))
+            some = slice(None) if index is None else index
+            hidden = self.compute_hidden(x[some], sigma[some], None if valid is None else valid[some])
+            self.provide(x, index, hidden)
+        self._is_next = False
+        return sigma.new_zeros(*x.shape, 1) if self.states is None else self.states  # None: no row needs any
 
     def hidden_of_rows(
         self,
@@ -217,21 +252,23 @@ class SamplingModel:
         valid: Bool[Tensor, "b L"] | None = None,
     ) -> Float[Tensor, "r L h"]:
         """Return the hidden states of some rows, without the cache."""
-        if self._prefetched is not None:
-            hidden, self._prefetched = self._prefetched[rows], None
-            return hidden
+        if self._is_next and self.states is not None:
+            self._is_next = False
+            return self.states[rows]
         return self.compute_hidden(x[rows], sigma[rows], None if valid is None else valid[rows])
 
     def compute_hidden(
         self, x: Int[Tensor, "b L"], sigma: Float[Tensor, " b"], valid: Bool[Tensor, "b L"] | None = None
     ) -> Float[Tensor, "b L h"]:
-        """Return the hidden states without the cache."""
-        networks = networks_per_call(self.model)
-        self.calls, self.rows = self.calls + networks, self.rows + networks * len(x)
+        """Return the hidden states without the cache; no rows are no call."""
+        if not len(x):
+            return sigma.new_zeros(*x.shape, 1)
+        self.counts.calls += self.networks
+        self.counts.rows += self.networks * len(x)
         hidden: Tensor = self.model.hidden(x, sigma, valid)
         if self.requires_finite and not hidden.isfinite().all():
             raise FloatingPointError("the network's output is not finite")
-        self.finite = (hidden < torch.inf).all() & self.finite  # an exact score has −inf
+        self.counts.finite = (hidden < torch.inf).all() & self.counts.finite  # an exact score has −inf
         return hidden
 
     # Distributions at some positions -----------------------------------------------------------------------
@@ -257,80 +294,68 @@ class SamplingModel:
         """Return p(x_0 | x) at k positions: a denoiser's own, or the one that the score implies."""
         return clean_probs_at(self.model, hidden, x, sigma)
 
-    def log_next_at(self, hidden: Float[Tensor, "k h"]) -> Float[Tensor, "k N"]:
-        """Return the log-probabilities of the next token of an autoregressive model at k positions."""
-        log_p: Tensor = self.model.log_next_at(hidden)
-        return log_p
-
     # Draws -------------------------------------------------------------------------------------------------
 
-    def fused_model(self, device: torch.device) -> ScoreModel | MeanModel | None:
-        """Return the model if tokens are drawn from its logits on this device without a table of probabilities."""
-        fused = device.type == "cuda" and has_triton() if self.fused is None else self.fused
-        fused = fused and self.process.has_fused_forms
-        return self.model if fused and isinstance(self.model, ScoreModel | MeanModel) else None
+    def chunks(self, where: Bool[Tensor, "b L"]) -> Iterator[tuple[Int[Tensor, " k"], Int[Tensor, " k"]]]:
+        """Yield rows and columns of ``where``, so many at a time that a table of probabilities stays small."""
+        entries = 2**22 if self.device.type == "cpu" else 2**29 if self.fused else 2**26
+        at = where.nonzero().to(self.device, non_blocking=True)
+        for some in at.split(max(1, entries // self.process.num_states)):
+            if len(some):
+                yield some[:, 0], some[:, 1]
 
-    def chunks(self, where: Bool[Tensor, "b L"]) -> Iterator[Int[Tensor, " k"]]:
-        """Yield the flat indices of ``where``, so many at a time that a table of probabilities stays small."""
-        at = where.flatten().nonzero().squeeze(-1)
-        yield from at.split(self.chunk_size(at.device)) if len(at) else ()
+    def draw_clean(
+        self, hidden: Float[Tensor, "k h"], x: Int[Tensor, " k"], sigma: Float[Tensor, " k"], u: Float[Tensor, "k 2"]
+    ) -> Int[Tensor, " k"]:
+        """Draw from p(x_0 | x) at k positions."""
+        if self.fused and not (self.model.logits_are_scores and self.process.amplifies_rounding(sigma)):
+            if self.model.logits_are_scores:
+                return self.draw_fused(hidden, x, sigma, u, reverse.denoising_weights(self.process, sigma))
+            one = torch.ones_like(sigma)
+            return self.draw_fused(hidden, x, sigma, u, AffineWeights(one, one, torch.zeros_like(sigma)))
+        p = self.clean_probs_at(hidden, x, sigma)
+        self.counts.finite = p.sum(-1).isfinite().all() & self.counts.finite
+        p = nn.functional.pad(p, (0, self.process.num_states - self.process.vocab_size))
+        return draws.sample_next(x, p, u)
 
-    def chunk_size(self, device: torch.device) -> int:
-        """Return how many positions are drawn at once on this device."""
-        entries = 2**22 if device.type == "cpu" else 2**29 if self.fused_model(device) else 2**26
-        return max(1, entries // self.process.num_states)
-
-    def plan_clean_draw(self, x: Int[Tensor, " k"], sigma: Float[Tensor, " k"], u: Float[Tensor, "k 2"]) -> DrawPlan:
-        """Plan a draw from p(x_0 | x) at k positions."""
-        model = self.fused_model(x.device)
-        if model is None or (model.logits_are_scores and self.process.amplifies_rounding(sigma)):
-            return DrawPlan(x, sigma, u)
-        if model.logits_are_scores:
-            return self.plan_fused_draw(x, sigma, u, reverse.denoising_weights(self.process, sigma))
-        weights = AffineWeights(torch.ones_like(sigma), torch.ones_like(sigma), torch.zeros_like(sigma))
-        return self.plan_fused_draw(x, sigma, u, weights)
-
-    def plan_fused_draw(
-        self, x: Int[Tensor, " k"], sigma: Float[Tensor, " k"], u: Float[Tensor, "k 2"], weights: AffineWeights
-    ) -> DrawPlan:
-        """Plan a draw from logits, with weights in terms of the scores or of p(x_0 | x)."""
+    def draw_fused(
+        self,
+        hidden: Float[Tensor, "k h"],
+        x: Int[Tensor, " k"],
+        sigma: Float[Tensor, " k"],
+        u: Float[Tensor, "k 2"],
+        weights: AffineWeights,
+    ) -> Int[Tensor, " k"]:
+        """Draw the next token at k positions from logits, by weights in terms of the scores or of p(x_0 | x)."""
         if not self.model.logits_are_scores:  # logits are those of p(x_0 | x) but for the likelihood of x
             weights = weights.scale_own(reverse.own_log_likelihood(self.process, sigma.double()).exp())
-        return DrawPlan(x, sigma, u, weights, self.model.logit_shift(sigma).float())
-
-    def draw_clean(self, hidden: Float[Tensor, "k h"], plan: DrawPlan) -> Int[Tensor, " k"]:
-        """Draw from p(x_0 | x) at the planned positions."""
-        if plan.weights is not None:
-            return self.draw_fused(hidden, plan)
-        p = self.clean_probs_at(hidden, plan.x, plan.sigma)
-        self.finite = p.sum(-1).isfinite().all() & self.finite
-        p = torch.nn.functional.pad(p, (0, self.process.num_states - self.process.vocab_size))
-        return draws.sample_next(plan.x, p, plan.u)
-
-    def draw_fused(self, hidden: Float[Tensor, "k h"], plan: DrawPlan) -> Int[Tensor, " k"]:
-        """Draw the next token at the planned positions from the model's logits."""
-        assert plan.weights is not None
-        assert plan.shift is not None
-        head = HeadLogits(self.model.logits(hidden), self.process.vocab_size, plan.shift, self.model.logits_are_scores)
-        drawn = sample_categorical(head, plan.x, plan.weights, plan.u)
-        self.clamped = self.clamped + drawn.clamped_count
+        shift = self.model.logit_shift(sigma).float()
+        head = HeadLogits(self.model.logits(hidden), self.process.vocab_size, shift, self.model.logits_are_scores)
+        drawn = sample_categorical(head, x, weights, u)
+        self.counts.clamped = self.counts.clamped + drawn.clamped_count
         return drawn.tokens
 
-    def clamp_weights(self, weights: Float[Tensor, "k n"]) -> Float[Tensor, "k n"]:
-        """Set weights below 0 to 0, and count the positions that had one beyond rounding."""
+    def draw_weighted(
+        self, x: Int[Tensor, " k"], weights: Float[Tensor, "k n"], u: Float[Tensor, "k 2"]
+    ) -> Int[Tensor, " k"]:
+        """Draw the next token at k positions; weights below 0 are clamped, and counted if beyond rounding."""
         total = weights.sum(-1)
-        self.clamped = self.clamped + (weights.amin(-1) < -1e-5 * total.abs().clamp_min(1e-30)).sum()
-        return weights.clamp_min(0)
+        clamped = weights.amin(-1) < -1e-5 * total.abs().clamp_min(1e-30)
+        self.counts.clamped = self.counts.clamped + clamped.sum()
+        return draws.sample_next(x, weights.clamp_min(0), u)
 
     def check_finite(self, x: Int[Tensor, "*positions"] | None = None) -> None:
         """Raise ValueError if an output was not finite, or if positions of ``x`` are masks at the end."""
-        if not self.finite or (x is not None and (x >= self.process.vocab_size).any()):
-            raise ValueError(
-                "the network's output is not finite, or beyond the range of floating point, so that nothing can be "
-                "drawn from it; its weights are damaged, or its training diverged: use another checkpoint"
-            )
+        if not self.counts.finite or (x is not None and (x >= self.process.vocab_size).any()):
+            raise ValueError(NOT_FINITE)
 
 
-def gather_rows(values: Float[Tensor, " b"], length: int, at: Int[Tensor, " k"]) -> Float[Tensor, " k"]:
-    """Return, for each flat index into (b, length), the value of its row."""
-    return values[at // length]
+def device_of(model: Any) -> torch.device:
+    """Return the device of a model's tokens: that of its weights, or the CPU where it has none or is offloaded."""
+    if isinstance(model, nn.Module):
+        for part in model.modules():
+            if isinstance(part, OffloadedNetwork):
+                return torch.device("cpu")
+        for weight in model.parameters():
+            return weight.device
+    return torch.device("cpu")

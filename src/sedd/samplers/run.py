@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sedd.draws import PRECISION
 from sedd.parameterization import CausalModel
-from sedd.samplers.autoregressive import LeftToRight
+from sedd.samplers.first_hitting import LeftToRight
 from sedd.samplers.guidance import Guided
 from sedd.samplers.loop import Prompt, Sampler, State, empty, given_grid, sigma_of_masked_fraction
 from sedd.samplers.model import SamplingModel, base_model, networks_per_call
@@ -197,8 +197,8 @@ class SamplingRun:
         shown = torch.arange(prompt.given.shape[1], device=prompt.given.device) < prompt.text_lengths[:, None]
         stats.samples, stats.tokens = stats.samples + len(indices), stats.tokens + int((prompt.blank & shown).sum())
         stats.expected_calls += self.expected_calls(prompt)
-        stats.row_calls, stats.batch_calls = stats.row_calls + model.rows, stats.batch_calls + model.calls
-        stats.clamped += int(model.clamped)
+        stats.row_calls, stats.batch_calls = stats.row_calls + model.counts.rows, stats.batch_calls + model.counts.calls
+        stats.clamped += int(model.counts.clamped)
         stats.seconds += time.perf_counter() - start
 
     def sample(self, prompt: Prompt, batch: int = 64) -> list[GeneratedSequence]:

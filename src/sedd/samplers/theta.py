@@ -3,14 +3,12 @@
 from dataclasses import dataclass
 from typing import ClassVar, final
 
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from sedd import draws
 from sedd.parameterization import HasNoise
 from sedd.reverse import analytic_weights, forward_likelihood, normalize_probs
 from sedd.samplers.loop import MIDPOINT, STEP, GridSampler, StepContext
-from sedd.samplers.model import gather_rows
 
 
 @final
@@ -73,26 +71,32 @@ class Theta(GridSampler):
         by_mid = analytic_weights(model.process, log_score_mid, x_mid, sigma_m, sigma_s)
         return alpha * normalize_probs(by_mid) - (alpha - 1) * normalize_probs(by_t)
 
+    def needs_model(
+        self, x: Int[Tensor, "b L"], t: Float[Tensor, " b"], s: Float[Tensor, " b"], context: StepContext
+    ) -> Bool[Tensor, " b"]:
+        """Return the rows with noise."""
+        return (context.free & context.process.is_noisy(x)).any(-1)
+
     def step(
         self, x: Int[Tensor, "b L"], t: Float[Tensor, " b"], s: Float[Tensor, " b"], context: StepContext
     ) -> Int[Tensor, "b L"]:
         """Draw the sequences at ρ, then those at s."""
-        model, length = context.model, x.shape[-1]
+        model, length, y = context.model, x.shape[-1], x.clone()
         sigma_t, sigma_m = context.schedule.sigma(t), context.schedule.sigma(self.midpoint(t, s))
-        start, y = x.flatten(), x.flatten().clone()
-        hidden_t = model.hidden(x, sigma_t, context.valid).flatten(0, 1)
-        u_first, u_second = (context.rng(length, context.step, stage).flatten(0, 1) for stage in (MIDPOINT, STEP))
-        for at in model.chunks(context.free & context.process.is_noisy(x)):
-            sigma_at, t_at, s_at = (gather_rows(v, length, at) for v in (sigma_t, t, s))
-            log_score = model.log_score_at(hidden_t[at], start[at], sigma_at)
-            weights = self.first_stage(model, log_score[:, None], start[at, None], t_at, s_at)[:, 0]
-            y[at] = draws.sample_next(start[at], model.clamp_weights(weights), u_first[at])
+        hidden_t = model.hidden(x, sigma_t, context.valid)
+        u = context.rng(length, context.step, MIDPOINT)
+        for row, column in model.chunks(context.free & context.process.is_noisy(x)):
+            at = row, column
+            log_score = model.log_score_at(hidden_t[at], x[at], sigma_t[row])[:, None]
+            weights = self.first_stage(model, log_score, x[at][:, None], t[row], s[row])[:, 0]
+            y[at] = model.draw_weighted(x[at], weights, u[at])
         middle = y.clone()
-        hidden_m = model.hidden(middle.view_as(x), sigma_m, context.valid).flatten(0, 1)
-        for at in model.chunks(context.free & context.process.is_noisy(middle.view_as(x))):
-            sigma_t_at, sigma_m_at, t_at, s_at = (gather_rows(v, length, at) for v in (sigma_t, sigma_m, t, s))
-            log_score_t = model.log_score_at(hidden_t[at], start[at], sigma_t_at)[:, None]
-            log_score_m = model.log_score_at(hidden_m[at], middle[at], sigma_m_at)[:, None]
-            weights = self.second_stage(model, log_score_t, log_score_m, middle[at, None], t_at, s_at)[:, 0]
-            y[at] = draws.sample_next(middle[at], model.clamp_weights(weights), u_second[at])
-        return y.view_as(x)
+        hidden_m = model.hidden(middle, sigma_m, context.valid)
+        u = context.rng(length, context.step, STEP)
+        for row, column in model.chunks(context.free & context.process.is_noisy(middle)):
+            at = row, column
+            log_score_t = model.log_score_at(hidden_t[at], x[at], sigma_t[row])[:, None]
+            log_score_m = model.log_score_at(hidden_m[at], middle[at], sigma_m[row])[:, None]
+            weights = self.second_stage(model, log_score_t, log_score_m, middle[at][:, None], t[row], s[row])[:, 0]
+            y[at] = model.draw_weighted(middle[at], weights, u[at])
+        return y

@@ -5,24 +5,17 @@ advance: network calls times length.
 """
 
 import contextlib
-import copy
 import math
 import sys
 import threading
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
-
-import torch
 
 from sedd.loading import LoadedModel
-from sedd.samplers import LeftToRight, Prompt, State
-from sedd.samplers.run import SamplingRun, SamplingStats
-from sedd.serve.batch import BatchRow, Counts, SharedBatch, failure_of, finish_ids, is_shared, width_bucket
-from sedd.serve.jobs import Call, Edit, Event, Failed, FairQueue, Finished, Item, Job, Row, Step
+from sedd.serve.batch import BatchRow, SharedBatch, failure_of, width_bucket
+from sedd.serve.jobs import Call, Event, Failed, FairQueue, Finished, Item, Job, Step
 from sedd.serve.limits import Limits
 from sedd.serve.metrics import Metrics
 
@@ -41,47 +34,12 @@ class Overloaded(Exception):  # noqa: N818  (not an error of the server)
         self.retry_after = retry_after
 
 
-class Waiting(NamedTuple):
-    """A row that has no slot yet."""
-
-    row: Row
-    place: int
-    job: Job
-
-    @property
-    def client(self) -> str:
-        """Who sent it."""
-        return self.job.client
-
-
 @dataclass
 class Share:
     """What a client's accepted work that is not done amounts to."""
 
     rows: int = 0
     cost: int = 0
-
-
-@dataclass(eq=False)
-class RowAlone:
-    """A row whose sampler cannot share forward passes: it runs by itself, one step at a time."""
-
-    waiting: Waiting
-    run: SamplingRun
-    """One of its own, which counts its network calls."""
-    states: Iterator[State]
-    x: list[int]
-    """Its tokens; −1 where none has been drawn."""
-
-    def show(self, state: State) -> list[int]:
-        """Return the tokens of a state; −1 at masks, and where an autoregressive model has not been."""
-        process, waits = self.run.model.process, isinstance(self.run.sampler, LeftToRight)
-        hidden = state.x[0] >= process.vocab_size
-        if waits:
-            given = torch.tensor(self.waiting.row.given, device=hidden.device)
-            hidden = hidden | ((state.reveal_step[0] == 0) & (given < 0))
-        shown: list[int] = torch.where(hidden, -1, state.x[0]).tolist()
-        return shown
 
 
 class Engine:
@@ -99,10 +57,9 @@ class Engine:
         """The cost of all accepted work that is not done."""
         self.tokens_per_second = math.inf
         """The cost that is done per second while at least half of the slots are used."""
-        self._waiting, self._calls = FairQueue[Waiting](), FairQueue[Call]()
+        self._waiting, self._calls = FairQueue[BatchRow](), FairQueue[Call]()
         self._shares: dict[str, Share] = {}
         self._batches: dict[tuple[int, bool], SharedBatch] = {}
-        self._alone: list[RowAlone] = []
         self._condition = threading.Condition()
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -131,7 +88,7 @@ class Engine:
 
     def submit(self, work: Job | Call) -> None:
         """Add work; raise `Overloaded` if it would wait too long."""
-        rows = [Waiting(row, place, work) for place, row in enumerate(work.rows)] if isinstance(work, Job) else []
+        rows = [BatchRow(row, place, work) for place, row in enumerate(work.rows)] if isinstance(work, Job) else []
         with self._condition:
             if is_open := not self._stopping:
                 self._admit(work.client, max(1, len(rows)), work.cost)
@@ -180,7 +137,7 @@ class Engine:
     @property
     def running(self) -> int:
         """Rows in slots."""
-        return sum(len(batch.rows) for batch in list(self._batches.values())) + len(self._alone)
+        return sum(len(batch.members) for batch in list(self._batches.values()))
 
     # The thread --------------------------------------------------------------------------------------------
 
@@ -208,14 +165,13 @@ class Engine:
         with self._condition:
             return queue.pop()
 
-    def _admit_next(self) -> Waiting | None:
+    def _admit_next(self) -> BatchRow | None:
         """Return the next row to enter; a client, and a request, leave some slots to others: see `RESERVED`."""
-        jobs = [row.job for batch in self._batches.values() for row in batch.rows]
-        jobs += [alone.waiting.job for alone in self._alone]
+        jobs = [row.job for batch in self._batches.values() for row in batch.members]
         of_client, of_job = Counter(job.client for job in jobs), Counter(jobs)
         slots, left = self.limits.slots, self.limits.slots // RESERVED
 
-        def may_enter(waiting: Waiting) -> bool:
+        def may_enter(waiting: BatchRow) -> bool:
             return of_client[waiting.client] < slots - left and of_job[waiting.job] < slots - 2 * left
 
         with self._condition:
@@ -223,12 +179,10 @@ class Engine:
 
     def _clear(self, event: Failed) -> None:
         """End all rows in slots."""
-        shared = [Waiting(r.row, r.place, r.job) for batch in self._batches.values() for r in batch.rows]
-        rows = shared + [alone.waiting for alone in self._alone]
+        rows = [row for batch in self._batches.values() for row in batch.members]
         self._batches.clear()
-        self._alone.clear()
-        for waiting in rows:
-            self._end(waiting, event)
+        for row in rows:
+            self._end(row, event)
 
     def _advance(self) -> None:
         """Let waiting rows enter, then make a step of every row."""
@@ -237,10 +191,9 @@ class Engine:
             self._enter(waiting)
         started, tokens, rows = time.perf_counter(), 0, self.running
         for key, batch in list(self._batches.items()):
-            if not batch.rows:
+            if not (before := batch.members):
                 del self._batches[key]
                 continue
-            before = list(batch.rows)
             try:
                 events = batch.advance()
             except Exception as error:  # the forward pass itself failed
@@ -250,12 +203,7 @@ class Engine:
             tokens += len(before) * batch.width
             self.metrics.count_step(batch.counts, len(before))
             for row, event in events:
-                self._report(Waiting(row.row, row.place, row.job), event)
-        for alone in list(self._alone):
-            calls = alone.run.sampler.calls_per_step
-            self.metrics.count_step(Counts(forwards=calls, rows=calls), 1)
-            tokens += len(alone.waiting.row.given)
-            self._advance_alone(alone)
+                self._report(row, event)
         if 2 * rows >= self.limits.slots:
             self._measure(tokens / (time.perf_counter() - started))
 
@@ -277,61 +225,26 @@ class Engine:
         for waiting in late:
             self._end(waiting, _reason(waiting.job, now) or CANCELED)
         for batch in self._batches.values():
-            gone: list[BatchRow] = [row for row in batch.rows if _reason(row.job, now)]
+            gone = [row for row in batch.members if _reason(row.job, now)]
             batch.remove(gone)
             for row in gone:
-                self._end(Waiting(row.row, row.place, row.job), _reason(row.job, now) or CANCELED)
-        for alone in [a for a in self._alone if _reason(a.waiting.job, now)]:
-            self._alone.remove(alone)
-            self._end(alone.waiting, _reason(alone.waiting.job, now) or CANCELED)
+                self._end(row, _reason(row.job, now) or CANCELED)
 
-    def _enter(self, waiting: Waiting) -> None:
+    def _enter(self, row: BatchRow) -> None:
         """Give a row a slot."""
-        row, place, job = waiting
         try:
-            if is_shared(row.run.sampler):
-                length, longest = len(row.given), self.loaded.config.model.seq_len
-                width = width_bucket(length, longest)
-                key = width, length < width
-                if key not in self._batches:
-                    rows_per_text = 2 if self.loaded.labels else 1
-                    least = self.limits.slots * rows_per_text if self.limits.same_shape else 1
-                    self._batches[key] = SharedBatch(self.loaded, *key, least)
-                start = self._batches[key].add(row, place, job)
-                if job.streams and start.edits:
-                    self._report(waiting, start)
-            else:
-                prompt = Prompt(torch.tensor([row.given], device=self.loaded.device))
-                run = copy.copy(row.run)
-                run.stats, run.requires_finite = SamplingStats(), True
-                states = run.states(prompt, row.index)
-                self._alone.append(RowAlone(waiting, run, states, list(row.given)))
+            length, longest = len(row.row.given), self.loaded.config.model.seq_len
+            width = width_bucket(length, longest)
+            key = width, length < width
+            if key not in self._batches:
+                rows_per_text = 2 if self.loaded.labels else 1
+                least = self.limits.slots * rows_per_text if self.limits.same_shape else 1
+                self._batches[key] = SharedBatch(self.loaded, *key, least)
+            noise = self._batches[key].add(row)
+            if row.job.streams and noise:
+                self._report(row, Step(0, 1.0, 0, row.row.total_calls, noise))
         except Exception as error:
-            self._end(waiting, failure_of(error))
-
-    def _advance_alone(self, alone: RowAlone) -> None:
-        """Make a step of a row that runs by itself."""
-        waiting, run = alone.waiting, alone.run
-        try:
-            state = next(alone.states, None)
-        except Exception as error:
-            event: Event = failure_of(error)
-        else:
-            if state is None:
-                event = finish_ids(alone.x[waiting.row.text], run.stats.row_calls, self.loaded.process.vocab_size)
-            else:
-                x = alone.show(state)
-                edits = [Edit(i, new) for i, (old, new) in enumerate(zip(alone.x, x, strict=True)) if new != old]
-                alone.x, left = x, sum(id < 0 and open < 0 for id, open in zip(x, waiting.row.given, strict=True))
-                calls, total = state.step * run.sampler.calls_per_step, waiting.row.total_calls
-                edits = waiting.row.in_text(edits)
-                event = Step(state.step, left / waiting.row.blanks, calls, max(calls, total), edits)
-        if isinstance(event, Step):
-            if waiting.job.streams:
-                self._report(waiting, event)
-            return
-        self._alone.remove(alone)
-        self._end(waiting, event)
+            self._end(row, failure_of(error))
 
     def _make_call(self, call: Call) -> None:
         """Run a function that needs the model; rows go on in between."""
@@ -352,20 +265,20 @@ class Engine:
             self._count(call.client, -1, -call.cost)
         call.on_done(result)
 
-    def _report(self, waiting: Waiting, event: Event) -> None:
+    def _report(self, row: BatchRow, event: Event) -> None:
         if isinstance(event, Step):
             with contextlib.suppress(RuntimeError):  # the event loop is closed
-                waiting.job.on_event(waiting.place, event)
+                row.job.on_event(row.place, event)
         else:
-            self._end(waiting, event)
+            self._end(row, event)
 
-    def _end(self, waiting: Waiting, event: Finished | Failed) -> None:
+    def _end(self, row: BatchRow, event: Finished | Failed) -> None:
         """Report the last event of a row."""
         with self._condition:
-            self._count(waiting.client, -1, -waiting.row.cost)
-        self.metrics.count_end(event, waiting.row.given[waiting.row.text].count(-1))
+            self._count(row.client, -1, -row.row.cost)
+        self.metrics.count_end(event, row.row.given[row.row.text].count(-1))
         with contextlib.suppress(RuntimeError):
-            waiting.job.on_event(waiting.place, event)
+            row.job.on_event(row.place, event)
 
 
 def _reason(job: Job | Call, now: float) -> Failed | None:
