@@ -77,7 +77,7 @@ def test_refusals(refuses: Callable[..., None]) -> None:
         "train.loss_weighting",
         "set it to 0",
     )
-    refuses(lambda: TrainConfig(loss_weighting=-1.0), "train.loss_weighting is -1.0", "0 or more")
+    refuses(lambda: TrainConfig(loss_weighting=-1.0), "train.loss_weighting is -1.0", "[0, inf)")
 
 
 def test_the_thread_of_the_loader_uses_one_core_and_the_others_do_not() -> None:

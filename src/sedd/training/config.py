@@ -7,7 +7,7 @@ from functools import partial
 from typing import Annotated, Any, get_type_hints
 
 from sedd.registry import Registry
-from sedd.schema import MAX_COUNT, MAX_SAMPLES, check_choice, check_count, check_seed, from_dict
+from sedd.schema import MAX_COUNT, MAX_SAMPLES, check_choice, check_seed, from_dict
 
 SCHEDULES = Registry(
     "schedule",
@@ -110,7 +110,12 @@ def one_of(*names: str) -> Rule:
 
 def count(least: int, most: int) -> Rule:
     """Allow a range of integers; a larger one is a mistake, or asks for more memory than machines have."""
-    return partial(check_count, least=least, most=most)
+
+    def check(name: str, value: int) -> None:
+        if not least <= value <= most:
+            raise ValueError(f"{name} is {value}; it must lie in {least}..{most:,}")
+
+    return check
 
 
 def within(interval: str) -> Rule:
