@@ -12,7 +12,6 @@ from torch import Tensor
 from sedd import draws
 from sedd.draws import CounterRNG
 from sedd.parameterization import HasNoise
-from sedd.process import Process
 from sedd.samplers.loop import (
     POSITION,
     STEP,
@@ -156,10 +155,6 @@ class LeftToRight(PlannedSampler):
 
     def check(self, model: HasNoise) -> None:
         """Accept any noise: none is read."""
-
-    def noise(self, process: Process, u: Float[Tensor, "b L"]) -> Int[Tensor, "b L"]:
-        """Return what is no token."""
-        return torch.full(u.shape, process.vocab_size, device=u.device)
 
     def plan(self, model: HasNoise, prompt: Prompt, times: Float[Tensor, " n"], rng: CounterRNG) -> Plan:
         """Draw the open positions of each row one by one; the grid is not used."""

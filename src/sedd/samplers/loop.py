@@ -152,7 +152,7 @@ class Rows:
     ) -> None:
         self.sampler, self.model, device = sampler, model, model.device
         plan = sampler.plan(model, prompt, times, rng)
-        noise = sampler.noise(model.process, rng(prompt.given.shape[-1], event=START)[..., 0])
+        noise = model.process.prior_sample(rng(prompt.given.shape[-1], event=START)[..., 0])
         self.sigma, self.t, self.step, self.calls = plan.sigma.cpu(), plan.t.cpu(), plan.step.cpu(), plan.calls.cpu()
         self.done = torch.zeros_like(self.calls)
         """The next call of each row: its place in the plan."""
@@ -312,10 +312,6 @@ class Sampler(ABC):
     @abstractmethod
     def plan(self, model: HasNoise, prompt: Prompt, times: Float[Tensor, " n"], rng: CounterRNG) -> Plan:
         """Plan the calls of the model for each row."""
-
-    def noise(self, process: Process, u: Float[Tensor, "b L"]) -> Int[Tensor, "b L"]:
-        """Return the tokens at open positions before the first call."""
-        return process.prior_sample(u)
 
     def needed(self, rows: Rows) -> Int[Tensor, " r"] | None:
         """Return the rows whose next call needs hidden states that are not known; None: all rows."""

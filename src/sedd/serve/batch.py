@@ -30,7 +30,7 @@ def width_bucket(length: int, longest: int) -> int:
 
 
 @dataclass
-class Counts:
+class StepCounts:
     """Work of one advance of a batch."""
 
     forwards: int = 0
@@ -81,7 +81,7 @@ class SharedBatch:
     least: int = 1
     """Pad forward passes to this many rows and draw each row by itself, so that no shape depends on the other rows."""
     groups: dict[object, Group] = field(default_factory=dict)
-    counts: Counts = field(default_factory=Counts)
+    counts: StepCounts = field(default_factory=StepCounts)
 
     @property
     def members(self) -> list[BatchRow]:
@@ -138,7 +138,7 @@ class SharedBatch:
     @torch.no_grad()
     def advance(self) -> list[tuple[BatchRow, Event]]:
         """Make one step of every row and return what happened; the rows that are done are removed."""
-        self.counts, groups = Counts(), list(self.groups.values())
+        self.counts, groups = StepCounts(), list(self.groups.values())
         self._provide_hidden(groups)
         events = [event for group in groups for event in self._step(group)]
         self.remove([member for member, event in events if not isinstance(event, Step)])

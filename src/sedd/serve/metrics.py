@@ -5,7 +5,7 @@ from typing import final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from sedd.serve.batch import Counts
+from sedd.serve.batch import StepCounts
 from sedd.serve.jobs import Failed, Finished
 
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
@@ -36,7 +36,7 @@ class Metrics:
         """Add a gauge of what ``function`` returns."""
         Gauge(name, help, registry=self.registry).set_function(function)
 
-    def count_step(self, counts: Counts, rows: int) -> None:
+    def count_step(self, counts: StepCounts, rows: int) -> None:
         """Count one step of a batch."""
         self.forwards.inc(counts.forwards)
         self.forward_rows.inc(counts.rows)
