@@ -1,11 +1,12 @@
-"""Model cards: what a model is, how to use it, its likelihoods, and how it was trained."""
+"""Model cards: what a model is, how to use it, its likelihoods, and how it was trained; the text is in card.md.j2."""
 
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import jinja2
 from huggingface_hub import EvalResult, ModelCardData
 
 from sedd import files
@@ -24,6 +25,7 @@ CONDITIONING = {
     "none": "not conditioned on the noise level",
 }
 """Descriptions of ``time_conditioning``."""
+TEMPLATE = "card.md.j2"
 README = "README.md"
 """The model card; it is not in the manifest, as it may be edited."""
 SAMPLE_METRICS = (
@@ -54,23 +56,14 @@ def model_card(loaded: LoadedModel, name: str, facts: CardFacts, origin: Mapping
         name: Its name on the Hub or of the bundled model.
         origin: The published checkpoint it was converted from, if any.
     """
-    # indented, so that nothing in the texts is markup
-    samples = textwrap.indent("\n\n".join(text.strip("\n") for text in facts.samples), "    ")
-    parts = [
-        f"# {name}",
-        *([facts.summary] if facts.summary else []),
-        _description(loaded, origin),
-        "## Use\n\n" + _usage(loaded, name, facts),
-        "## Evaluation\n\n" + _evaluation(facts),
-        *(["## Samples\n\nNot selected:\n\n" + samples] if samples else []),
-        "## Training\n\n" + _training(loaded, facts, origin),
-        *([f"## Limits\n\n{facts.limits}"] if facts.limits else []),
-    ]
-    return f"---\n{_metadata(loaded, name, facts.results).to_yaml()}\n---\n\n" + "\n\n".join(parts) + "\n"
-
-
-def _metadata(loaded: LoadedModel, name: str, results: Sequence[Mapping[str, Any]]) -> ModelCardData:
-    eval_results = [
+    run, sampled, results = loaded.config, facts.sample_metrics or {}, facts.results
+    is_text = loaded.tokenizer.kind in TEXT_TOKENIZERS
+    network = f"{run.model.architecture}, {run.model.depth} blocks, width {run.model.width}"
+    # the examples have the temperature and the steps by which the samples of the card were drawn
+    arguments, options = (", steps=None", " --steps inf") if sampled.get("steps") == "inf" else ("", "")
+    if (temperature := facts.temperature) != 1:
+        arguments, options = f"{arguments}, temperature={temperature}", f"{options} --temperature {temperature}"
+    evaluated = [
         EvalResult(
             task_type="text-generation",
             dataset_type="other",
@@ -81,79 +74,42 @@ def _metadata(loaded: LoadedModel, name: str, results: Sequence[Mapping[str, Any
         )
         for record in results
     ]
-    return ModelCardData(
+    metadata = ModelCardData(
         library_name="sedd",
-        pipeline_tag="text-generation" if loaded.tokenizer.kind in TEXT_TOKENIZERS else None,
-        tags=["sedd", "discrete-diffusion", "score-entropy", loaded.config.noise.process],
-        model_name=name if eval_results else None,
-        eval_results=eval_results or None,
+        pipeline_tag="text-generation" if is_text else None,
+        tags=["sedd", "discrete-diffusion", "score-entropy", run.noise.process],
+        model_name=name if evaluated else None,
+        eval_results=evaluated or None,
     )
-
-
-def _description(loaded: LoadedModel, origin: Mapping[str, Any] | None) -> str:
-    run, stored = loaded.config, checkpoint.read_header(loaded.folder)
-    network = f"{run.model.architecture}, {run.model.depth} blocks, width {run.model.width}"
-    network = run.describe_network() if run.network else network
-    lines = [
-        "A discrete diffusion model of token sequences, made with `sedd`."
-        if origin is None
-        else f"A discrete diffusion model of token sequences: the published {origin['layout'].upper()} checkpoint "
-        f"`{origin['source']}`, converted with `sedd import`.",
-        "",
-        "| | |",
-        "|---|---|",
-        f"| parameters | {stored.parameters:,}, stored in {stored.dtype}: {stored.bytes / 1e6:.2f} MB |",
-        f"| network | {network}, {CONDITIONING[run.time_conditioning]} |",
-        f"| length | {run.model.seq_len} tokens |",
-        f"| tokenizer | {loaded.tokenizer.kind}, {loaded.tokenizer.vocab_size:,} tokens |",
-        *([f"| labels | {', '.join(loaded.labels)} |"] if loaded.labels else []),
-        f"| noise | {run.noise.process}, {loaded.schedule} |",
-        f"| objective | {run.objective}, parameterization {run.model.parameterization} |",
-    ]
-    return "\n".join(lines)
-
-
-def _usage(loaded: LoadedModel, name: str, facts: CardFacts) -> str:
-    """Return examples, with the temperature and the steps by which the samples of the card were drawn."""
-    template, sampled = facts.template, facts.sample_metrics or {}
-    template = template or ("It was {12} the end." if loaded.tokenizer.kind in TEXT_TOKENIZERS else "0 1 {6} 2")
-    download, folder = (f"hf download {name} --local-dir model\n", "model") if is_repo_id(name) else ("", name)
-    argument, option = (", steps=None", " --steps inf") if sampled.get("steps") == "inf" else ("", "")
-    if (temperature := facts.temperature) != 1:
-        argument, option = f"{argument}, temperature={temperature}", f"{option} --temperature {temperature}"
-    return (
-        f"Install the library, which is distributed as `{DISTRIBUTION}` and imported as `sedd`: "
-        f"`pip install {DISTRIBUTION}`.\n\n"
-        "```python\n"
-        "import sedd\n\n"
-        f'model = sedd.load("{name}")\n'
-        f"print(model.sample(4{argument}))\n"
-        f'print(model.infill("{template}"{argument}))\n'
-        "```\n\n"
-        "```sh\n"
-        f"{download}sedd sample {folder} -n 4{option}\n"
-        f'sedd infill {folder} "{template}"{option}\n'
-        f"sedd eval {folder} test.txt\n"
-        "```"
+    template = jinja2.Template(
+        (Path(__file__).parent / TEMPLATE).read_text(encoding="utf-8"),
+        trim_blocks=True,
+        keep_trailing_newline=True,
+        undefined=jinja2.StrictUndefined,
     )
-
-
-def _evaluation(facts: CardFacts) -> str:
-    parts = [_likelihoods(facts.results)]
-    if cost := facts.weights_cost:
-        parts.append(
-            f"Storing the weights in {cost['dtype']} costs {describe_cost(cost)}: the model before and after it was "
-            f"evaluated on {cost['data']} with the same times and noise."
-        )
-    if metrics := facts.sample_metrics:
-        rows = ["| of samples | |", "|---|---|"]
-        for name in SAMPLE_METRICS:
-            if metrics.get(name) is not None:
-                error = metrics.get(f"stderr_{name}")
-                stderr = "" if error is None else f" ± {error}"
-                rows.append(f"| {name.replace('_', ' ')} | {metrics[name]}{stderr} |")
-        parts.append("\n".join(rows))
-    return "\n\n".join(parts)
+    card: str = template.render(
+        metadata=metadata.to_yaml(),
+        name=name,
+        facts=facts,
+        origin=origin,
+        loaded=loaded,
+        run=run,
+        stored=checkpoint.read_header(loaded.folder),
+        network=run.describe_network() if run.network else network,
+        conditioning=CONDITIONING[run.time_conditioning],
+        distribution=DISTRIBUTION,
+        folder="model" if is_repo_id(name) else name,
+        template=facts.template or ("It was {12} the end." if is_text else "0 1 {6} 2"),
+        arguments=arguments,
+        options=options,
+        results=[(_dataset_name(r), r["protocol"], _nats(r), r.get("bits_per_char") or "") for r in results],
+        cost=facts.weights_cost and describe_cost(facts.weights_cost),
+        metrics=[(name, sampled[name], sampled.get(f"stderr_{name}")) for name in SAMPLE_METRICS if name in sampled],
+        # indented, so that nothing in the texts is markup
+        samples=textwrap.indent("\n\n".join(text.strip("\n") for text in facts.samples), "    "),
+        sources=", ".join(Path(source).name for source in run.data.sources) or "not recorded",
+    )
+    return card
 
 
 def describe_cost(cost: Mapping[str, Any]) -> str:
@@ -161,18 +117,6 @@ def describe_cost(cost: Mapping[str, Any]) -> str:
     error = "" if cost["stderr_nats_per_token"] is None else f" ± {cost['stderr_nats_per_token']:.6f}"
     bits = "" if cost["bits_per_char"] is None else f", {cost['bits_per_char']:.6f} bits per character"
     return f"{cost['nats_per_token']:.6f}{error} nats per token{bits}"
-
-
-def _likelihoods(results: Sequence[Mapping[str, Any]]) -> str:
-    if not results:
-        return "Not measured. `sedd eval model test.txt` prints the bound on your text with its standard error."
-    header = ["| data | protocol | nats per token | bits per character |", "|---|---|---|---|"]
-    rows = [
-        f"| {_dataset_name(record)} | {record['protocol']} | {_nats(record)} | {record.get('bits_per_char') or ''} |"
-        for record in results
-    ]
-    note = "± is the standard error of the estimate. ≤ marks an upper bound on the negative log-likelihood."
-    return "\n".join([*header, *rows, "", note])
 
 
 def _dataset_name(record: Mapping[str, Any]) -> str:
@@ -190,18 +134,3 @@ def _nats(record: Mapping[str, Any]) -> str:
         return f"{record['nats_per_token']} (exact)"
     relation = "≤ " if _is_upper_bound(record) else ""
     return f"{relation}{record['nats_per_token']} ± {record['stderr_nats_per_token']}"
-
-
-def _training(loaded: LoadedModel, facts: CardFacts, origin: Mapping[str, Any] | None) -> str:
-    if origin is not None:
-        return f"By the authors of `{origin['source']}`; see there for data and licence."
-    run = loaded.config
-    sources = ", ".join(Path(source).name for source in run.data.sources) or "not recorded"
-    parts = [f"{name}: {text}" for name, text in (("Data", facts.data), ("Licence", facts.licence)) if text]
-    parts.append(
-        f"On {sources} ({run.data.packing}), objective `{run.objective}`, {run.optim.name} with learning rate "
-        f"{run.optim.lr}, batches of {run.train.batch_size} sequences, EMA decay {run.optim.ema_decay}, seed "
-        f"{run.seed}. All options are in `config.json`; the number of steps is in `state.json`."
-    )
-    parts += [f"Made with:\n\n```sh\n{facts.command}\n```"] if facts.command else []
-    return "\n\n".join(parts)

@@ -5,6 +5,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -37,16 +38,13 @@ def fetch(name: str | Path, revision: str | None = None) -> Path:
     A published checkpoint in safetensors is converted once and cached (``SEDD_CACHE``); pickles are read by
     `sedd import` only.
     """
-    if (located := checkpoint.locate_model(name)) is not None:
-        folder = located
-    elif Path(name).exists():
-        folder = Path(name)
-    elif is_repo_id(str(name)):
+    folder = checkpoint.locate_model(name) or Path(name)
+    if not folder.exists() and is_repo_id(str(name)):
         try:
             folder = client.download(str(name), revision)
         except ValueError as error:
             raise ValueError(f"there is no folder {name} here, and on the Hub: {error}") from None
-    else:
+    elif not folder.exists():
         raise ValueError(
             f"{name} holds no model; give the folder of a run, one of its checkpoints, what sedd import wrote, or the "
             f"name of a model on the Hub, owner/name; {models.list_built_in()}"
@@ -90,25 +88,22 @@ def find_tokenizer(imported: convert.ImportedCheckpoint, name: str | None = None
     """Return the tokenizer of a published checkpoint, or None if there is none: its tokens are then integers.
 
     Args:
-        name: ``gpt2``, or a path; by default the tokenizer in the checkpoint's folder, or GPT-2's if the vocabulary has
-            its size.
+        name: ``gpt2``, or a path; by default the tokenizer in the folder, or GPT-2's if the vocabulary has its size.
     """
-    if name not in (None, "gpt2"):
-        return build_tokenizer(str(name), _no_texts)
     if name is None:
-        if (tokenizer := _tokenizer_in(imported.folder)) is not None:
-            return tokenizer
-        if imported.vocab_size != GPT2_VOCAB_SIZE:
-            return None
-    try:
+        found = _tokenizer_in(imported.folder)
+        if found is not None or imported.vocab_size != GPT2_VOCAB_SIZE:
+            return found
+    elif name != "gpt2":
+        return build_tokenizer(name, _no_texts)
+    with suppress(ValueError):
         return build_tokenizer("gpt2", _no_texts)  # from ``SEDD_GPT2``
+    try:
+        return BPE.read(client.download_file(GPT2_REPOS, tokenizers.DEFINITION))
     except ValueError:
-        try:
-            return BPE.read(client.download_file(GPT2_REPOS, tokenizers.DEFINITION))
-        except ValueError:
-            if name is not None:
-                raise
-            return None
+        if name is not None:
+            raise
+        return None
 
 
 def _no_texts() -> Iterator[str]:
@@ -134,14 +129,7 @@ def from_pretrained(
     device: str = "cpu",
     network: type[nn.Module] | str | None = None,
 ) -> LoadedModel:
-    """Load a model by name: a folder, a bundled model, or a repository on the Hub; ours or a published one.
-
-    Args:
-        name: A folder, the name of a bundled model, or owner/name.
-        revision: A branch, tag or commit on the Hub.
-        weights: ``ema`` or ``model``.
-        network: As for `load_model`.
-    """
+    """Load what `fetch` returns for a name, and for a branch, tag or commit on the Hub, as `load_model` does."""
     return load_model(fetch(name, revision), weights, device, network=network)
 
 
@@ -159,10 +147,9 @@ def save_pretrained(
 
     Args:
         model: The folder of a run or of a model.
-        name: The model's name in its card; by default that of ``out``.
+        name: The model's name in its card; by default the name of ``out``.
         results: Records of `sedd eval` for the card.
-        dtype: How the weights are stored: int8 (matrices, with a scale per row), bfloat16 or float32; by default as
-            they are in ``model``.
+        dtype: int8 (matrices, with a scale per row), bfloat16 or float32; by default as the weights are in ``model``.
         network: As for `load_model`.
     """
     folder = _write_model(model, out, name, results, dtype, network)
@@ -198,23 +185,18 @@ def _write_model(
         checkpoint.write(out, {"ema": weights}, records, loaded.tokenizer.files())
         facts = CardFacts.read(loaded.folder)
         if dtype in (None, checkpoint.read_header(loaded.folder).dtype):
-            facts = replace(facts, results=[*_validation_result(Path(model), records["state"]), *facts.results])
+            measured = [*_validation_result(loaded.folder, records["state"]), *facts.results]
         else:  # what was measured before is not of these weights
-            facts = replace(facts, results=[], weights_cost=None, sample_metrics=None, samples=[])
-        facts = replace(facts, results=[*facts.results, *map(dict, results)])
-        write_card(out, name or target.absolute().name, facts)
+            facts, measured = replace(facts, weights_cost=None, sample_metrics=None, samples=[]), []
+        write_card(out, name or target.absolute().name, replace(facts, results=[*measured, *map(dict, results)]))
     return target.absolute()
 
 
 def _validation_result(folder: Path, state: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the validation bound that a run logged at the saved step, with its standard error, if it did.
-
-    ``folder`` is that of the run or of one of its checkpoints.
-    """
-    folder = next((f for f in (folder, *folder.resolve().parents[1:2]) if (f / "log.jsonl").is_file()), folder)
-    if not (folder / "log.jsonl").is_file():
-        return []
-    found = [r for r in run_log.read_log(folder) if r["step"] == state["step"] and "bound_stderr" in r]
+    """Return the validation bound that a run logged at the saved step of a checkpoint, if it did."""
+    run = checkpoint.run_folder(folder.resolve())
+    logged = run_log.read_log(run) if (run / run_log.LOG).is_file() else []
+    found = [record for record in logged if record["step"] == state["step"] and "bound_stderr" in record]
     return [
         {
             "data": "validation split of its data",
@@ -235,13 +217,7 @@ def push_to_hub(
     results: Sequence[Mapping[str, Any]] = (),
     network: str | None = None,
 ) -> str:
-    """Upload a model with its card to the Hub as ``name`` and return its address.
-
-    Args:
-        model: The folder of a run or of a model.
-        results: Records of `sedd eval` for the card.
-        network: As for `load_model`.
-    """
+    """Upload a model with its card to the Hub as ``name`` and return its address; arguments as `save_pretrained`'s."""
     if not is_repo_id(name):
         raise ValueError(f"{name!r} is not the name of a repository; write owner/name")
     with tempfile.TemporaryDirectory(prefix="sedd-push-") as temporary:
