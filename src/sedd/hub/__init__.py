@@ -6,7 +6,6 @@ and others).
 
 from sedd.card_facts import CardFacts as CardFacts
 from sedd.hub.card import describe_cost as describe_cost
-from sedd.hub.card import model_card as model_card
 from sedd.hub.card import write_card as write_card
 from sedd.hub.client import download as download
 from sedd.hub.models import fetch as fetch

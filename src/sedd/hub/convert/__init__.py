@@ -22,7 +22,6 @@ from sedd.training import checkpoint
 from sedd.training.config import RunConfig
 from sedd.training.setup import build_network, build_setup
 
-__all__ = ["LAYOUTS", "ImportedCheckpoint", "export_model", "read_published", "save_model_folder"]
 ORIGIN = "published"
 """Name of the JSON file of a model folder that records the checkpoint it was converted from."""
 UNKNOWN_STATE = {"step": None, "tokens": None, "seconds": None, "skipped": 0, "best": None, "best_step": None}
@@ -36,12 +35,10 @@ class ImportedCheckpoint(NamedTuple):
     config: RunConfig
     vocab_size: int
     weights: Mapping[str, Mapping[str, Tensor]]
-    """``ema``, and ``model`` if the checkpoint holds the raw weights too; names are those of the reference network."""
-    original: Mapping[str, Any] | None
-    """Its config.json."""
+    """``ema``, and ``model`` if the checkpoint holds the raw weights too, by the names of the reference network."""
+    original: Mapping[str, Any] | None  # its config.json
     folder: Path
-    step: int | None = None
-    """The training step, where it is recorded."""
+    step: int | None = None  # the training step, where it is recorded
 
     @property
     def parameters(self) -> int:
@@ -55,7 +52,12 @@ def read_published(source: Path) -> ImportedCheckpoint:
         raise ValueError(f"{source} is damaged: {reason}; download it again")
     raw = files.read_checkpoint(source)
     path, layout = raw.path, detect_layout(raw.state)
-    state = _strip_prefix(raw, layout.prefix)
+    # a Lightning checkpoint holds entries of its schedule too
+    named = {name: value for name, value in raw.state.items() if not (layout.prefix and name.startswith("noise."))}
+    if unknown := [name for name in named if not name.startswith(layout.prefix)]:
+        names = files.abbreviate_names(unknown)
+        raise ValueError(f"{path} has unknown {names} beside names that start with {layout.prefix}")
+    state = {name.removeprefix(layout.prefix): value for name, value in named.items()}
     run, vocab_size = layout.parse_config(raw.config, _measure(path, state))
     with torch.device("meta"):
         network = build_network(run, build_setup(run, vocab_size))
@@ -69,22 +71,12 @@ def read_published(source: Path) -> ImportedCheckpoint:
     return ImportedCheckpoint(layout, run, vocab_size, weights, original, path.parent, raw.step)
 
 
-def _strip_prefix(raw: files.RawCheckpoint, prefix: str) -> dict[str, Any]:
-    """Return the network's weights by their own names, without the schedule's entries of a Lightning checkpoint."""
-    state = {name: value for name, value in raw.state.items() if not (prefix and name.startswith("noise."))}
-    if unknown := [name for name in state if not name.startswith(prefix)]:
-        names = files.abbreviate_names(unknown)
-        raise ValueError(f"{raw.path} has unknown {names} beside names that start with {prefix}")
-    return {name.removeprefix(prefix): value for name, value in state.items()}
-
-
 def save_model_folder(imported: ImportedCheckpoint, tokenizer: Tokenizer | None, out: Path, source: str) -> Path:
     """Write a model folder that every command reads; without a tokenizer its tokens are integers."""
     tokenizer = Integers(size=imported.vocab_size) if tokenizer is None else tokenizer
-    if tokenizer.vocab_size != imported.vocab_size:
+    if (size := tokenizer.vocab_size) != (own := imported.vocab_size):
         raise ValueError(
-            f"the tokenizer has {tokenizer.vocab_size} tokens and the model {imported.vocab_size}; give the one it was "
-            "trained with, or none"
+            f"the tokenizer has {size} tokens and the model {own}; give the one it was trained with, or none"
         )
     imported.config.data.tokenizer = tokenizer.kind
     records = {
@@ -103,29 +95,19 @@ def export_model(folder: Path, out: Path, format: str | None = None) -> Checkpoi
     with atomic_folder(out) as new:
         checkpoint.require_empty(out)
         loaded = load_model(folder)  # checks that the model can be loaded
+        run, source = loaded.config, loaded.folder
         if loaded.labels:
-            raise ValueError(
-                f"{loaded.folder} has labels, and no published layout has a place for them; share it as it is"
-            )
-        layout = choose_layout(loaded.config, format)
-        weights = checkpoint.load_weights(loaded.folder, "ema").tensors  # in their stored precision, but for int8
-        config = _original_config(layout, loaded.folder, loaded.config, weights)
-        config = config or layout.write_config(loaded.config, loaded.process.vocab_size)
+            raise ValueError(f"{source} has labels, and no published layout has a place for them; share it as it is")
+        layout = choose_layout(run, format)
+        weights = checkpoint.load_weights(source, "ema").tensors  # in their stored precision, but for int8
+        config = layout.write_config(run, loaded.process.vocab_size)
+        if (original := (read_origin(source) or {}).get("config")) is not None:
+            published, _ = layout.parse_config(original, _measure(source, weights))
+            if (published.model, published.noise, published.objective) == (run.model, run.noise, run.objective):
+                config = original  # it still describes the model
         tensors = {"model": {f"{layout.prefix}{name}": value for name, value in weights.items()}}
         checkpoint.write(new, tensors, {"config": config}, loaded.tokenizer.files())
     return layout
-
-
-def _original_config(
-    layout: CheckpointLayout, folder: Path, run: RunConfig, weights: Mapping[str, Tensor]
-) -> dict[str, Any] | None:
-    """Return the configuration a model was published with, if it still describes the model."""
-    original: dict[str, Any] | None = (read_origin(folder) or {}).get("config")
-    if original is None:
-        return None
-    published, _ = layout.parse_config(original, _measure(folder, weights))
-    same = (published.model, published.noise, published.objective) == (run.model, run.noise, run.objective)
-    return original if same else None
 
 
 def read_origin(folder: Path) -> dict[str, Any] | None:

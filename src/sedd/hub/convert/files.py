@@ -3,6 +3,7 @@
 import pickle
 import re
 import warnings
+from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,12 +14,7 @@ from torch import Tensor
 from sedd.training import checkpoint
 from sedd.yaml_file import read_settings
 
-WEIGHT_FILES = (
-    "model.safetensors",
-    "model.safetensors.index.json",
-    "pytorch_model.bin",
-    "pytorch_model.bin.index.json",
-)
+WEIGHT_FILES = tuple(name + end for name in ("model.safetensors", "pytorch_model.bin") for end in ("", ".index.json"))
 """Files of weights in order of preference: safetensors hold data only."""
 KNOWN_FILES = (*WEIGHT_FILES, "checkpoint.pth", "checkpoints-meta/checkpoint.pth")
 """The last two are where the training code of SEDD and RADD saves its state in the folder of a run."""
@@ -36,14 +32,10 @@ class RawCheckpoint(NamedTuple):
     """The unchecked contents of a checkpoint."""
 
     path: Path
-    state: Mapping[str, Any]
-    """The stored object of each name."""
-    ema: Any
-    """The ``ema`` entry of a checkpoint of training: of Lightning, or of the code of SEDD and RADD."""
-    config: Mapping[str, Any]
-    """Its configuration; empty if it has none."""
-    step: int | None = None
-    """The training step, where it is recorded."""
+    state: Mapping[str, Any]  # the stored object of each name
+    ema: Any  # the ``ema`` entry of a checkpoint of training: of Lightning, or of the code of SEDD and RADD
+    config: Mapping[str, Any]  # empty if it has none
+    step: int | None = None  # the training step, where it is recorded
 
 
 def read_checkpoint(source: Path) -> RawCheckpoint:
@@ -53,22 +45,20 @@ def read_checkpoint(source: Path) -> RawCheckpoint:
     content = _read_shards(path) if path.name.endswith(".index.json") else _read_weights(path)
     if not isinstance(content, Mapping) or not content:
         raise ValueError(f"{path} holds a {type(content).__name__}, not weights by their names")
+    state, ema, step = content, None, None
     match content:
         case {"model": dict(state), "ema": ema}:
             if all(str(name).startswith("module.") for name in state):  # the weights of the wrapper of DDP
                 state = {name.removeprefix("module."): value for name, value in state.items()}
-            step = content.get("step")
-            raw = RawCheckpoint(path, state, ema, config, step if isinstance(step, int) else None)
+            step = content["step"] if isinstance(content.get("step"), int) else None
         case {"state_dict": dict(state)}:
+            ema = content.get("ema")
             match content.get("hyper_parameters"):
                 case {"config": dict(settings)} if not config:
                     config = settings
-            raw = RawCheckpoint(path, state, content.get("ema"), config)
-        case _:
-            raw = RawCheckpoint(path, content, None, config)
-    if unnamed := [name for name in raw.state if not isinstance(name, str)]:
+    if unnamed := [name for name in state if not isinstance(name, str)]:
         raise ValueError(f"{path} has the key {unnamed[0]!r}; weights have names")
-    return raw
+    return RawCheckpoint(path, state, ema, config, step)
 
 
 def _find_weights(source: Path) -> Path:
@@ -99,10 +89,9 @@ def _read_config(folder: Path) -> dict[str, Any]:
 
 
 def _read_object(path: Path) -> dict[str, Any]:
-    found = checkpoint.load_json(path.parent, path.stem)
-    if not isinstance(found, dict):
-        raise ValueError(f"{path} holds a {type(found).__name__}, not an object")
-    return found
+    if isinstance(found := checkpoint.load_json(path.parent, path.stem), dict):
+        return found
+    raise ValueError(f"{path} holds a {type(found).__name__}, not an object")
 
 
 def _read_shards(index: Path) -> dict[str, Any]:
@@ -112,13 +101,13 @@ def _read_shards(index: Path) -> dict[str, Any]:
         raise ValueError(f"{index} has no weight_map; it must map the names of weights to files")
     suffix = Path(index.name.removesuffix(".index.json")).suffix
     joined: dict[str, Any] = {}
-    expected: dict[str, set[str]] = {}
+    expected = defaultdict[str, set[str]](set)
     for key, name in weight_map.items():
         is_beside = isinstance(name, str) and not re.search(r"[/\\\0]", name) and name.endswith(suffix)
         if not is_beside or len(name.encode(errors="replace")) > MAX_FILE_NAME:
             shown = f"{str(name)[:MAX_FILE_NAME]!r}"
             raise ValueError(f"{index} names {shown}; it may name {suffix} files beside it and nothing else")
-        expected.setdefault(name, set()).add(key)
+        expected[name].add(key)
     for name, keys in expected.items():
         if not (index.parent / name).is_file():
             raise ValueError(f"{index} names {name}, which is not there; download it too")
@@ -142,10 +131,7 @@ def _read_weights(path: Path) -> Any:
 
 
 class _NumpyNumber:
-    """Takes the place of a NumPy number, such as the learning rate that a trainer saves with its optimizer.
-
-    NumPy's own functions are not called: nothing here reads the number.
-    """
+    """A NumPy number, as the learning rate that a trainer saves. Nothing reads it; NumPy's functions are not called."""
 
     def __init__(self, *args: object) -> None:
         pass
@@ -154,9 +140,7 @@ class _NumpyNumber:
         pass
 
 
-NUMPY_NUMBERS: list[Any] = [
-    (_NumpyNumber, name) for name in ("numpy.dtype", "numpy.core.multiarray.scalar", "numpy._core.multiarray.scalar")
-]
+NUMPY_NAMES = ("numpy.dtype", "numpy.core.multiarray.scalar", "numpy._core.multiarray.scalar")
 
 
 def _unpickle(path: Path) -> Any:
@@ -164,7 +148,7 @@ def _unpickle(path: Path) -> Any:
     try:
         with (
             warnings.catch_warnings(action="ignore"),  # about pickle protocols; unknown ones are rejected
-            torch.serialization.safe_globals(NUMPY_NUMBERS),
+            torch.serialization.safe_globals([(_NumpyNumber, name) for name in NUMPY_NAMES]),
         ):
             return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # damaged bytes may raise anything; never fall back to an unrestricted loader
@@ -180,10 +164,8 @@ def _unpickle(path: Path) -> Any:
 
 def check_tensors(path: Path, state: Mapping[str, Any], shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
     """Return ``state`` if it holds finite floating-point tensors of exactly these names and shapes."""
-    missing, unknown = (sorted(keys) for keys in (shapes.keys() - state.keys(), state.keys() - shapes.keys()))
-    if missing or unknown:
-        found = (("lacks", missing), ("has unknown", unknown))
-        problems = [f"{what} {abbreviate_names(names)}" for what, names in found if names]
+    differing = (("lacks", sorted(shapes.keys() - state.keys())), ("has unknown", sorted(state.keys() - shapes.keys())))
+    if problems := [f"{what} {abbreviate_names(names)}" for what, names in differing if names]:
         raise ValueError(f"{path} {' and '.join(problems)}; it is not a complete checkpoint of this layout and size")
     for name, shape in shapes.items():
         if problem := _tensor_problem(state[name], shape):

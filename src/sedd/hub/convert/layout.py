@@ -34,8 +34,7 @@ class WeightSizes(NamedTuple):
     width: int
     depth: int
     heads: int
-    cond_dim: int | None
-    """None for a network without a noise-level embedding."""
+    cond_dim: int | None  # None for a network without a noise-level embedding
 
 
 @final
@@ -45,47 +44,39 @@ class CheckpointLayout:
 
     name: str
     parameterization: str
-    processes: Mapping[str, str]
-    """Its names of noise processes, and ours."""
+    processes: Mapping[str, str]  # its names of noise processes, and ours
     time_conditioning: tuple[str, ...]
-    dropout: float
-    """What its code takes where the configuration has none."""
-    prefix: str = ""
-    """Prefix of the names of weights."""
+    dropout: float  # what its code takes where the configuration has none
+    prefix: str = ""  # of the names of weights
 
     def fits(self, run: RunConfig) -> bool:
         """Return whether a model with the reference network can be written in this layout."""
-        # a configuration of MDLM has no schedule
-        has_schedule = self is not MDLM or (run.noise.schedule, run.noise.options.get("eps", EPS)) == (
-            "log-linear",
-            EPS,
-        )
+        noise = run.noise
         return (
             run.model.parameterization == self.parameterization
-            and run.noise.process in self.processes.values()
+            and noise.process in self.processes.values()
             and run.time_conditioning in self.time_conditioning
-            and has_schedule
+            # a configuration of MDLM has no schedule
+            and (self is not MDLM or (noise.schedule, noise.options.get("eps", EPS)) == ("log-linear", EPS))
         )
 
     def parse_config(self, config: Config, sizes: WeightSizes) -> tuple[RunConfig, int]:
         """Return the run that a published configuration describes, and its vocabulary size."""
         process = _choice(config, "graph.type", self.processes, None if self is SEDD else "absorb")
-        conditioning = None
-        match self.name:
-            case "sedd":
-                objective = "score-entropy"
-                scaled = _value(config, "model.scale_by_sigma", bool, process == "absorbing")
-                if scaled != (process == "absorbing"):
-                    raise ValueError(
-                        f"model.scale_by_sigma is {scaled} and graph.type {process}: a published score is scaled by σ "
-                        "under absorbing noise, and there alone"
-                    )
-            case "radd":
-                objective, conditioning = _choice(config, "training.loss_type", RADD_LOSSES, "lambda_DCE"), "none"
-            case "mdlm":
-                _choice(config, "parameterization", {"subs": "mean"}, "subs")
-                objective = "t-dce"
-                conditioning = "sigma" if _value(config, "time_conditioning", bool, False) else "zero"
+        absorbing = process == "absorbing"
+        if self is RADD:
+            objective, conditioning = _choice(config, "training.loss_type", RADD_LOSSES, "lambda_DCE"), "none"
+        elif self is MDLM:
+            _choice(config, "parameterization", {"subs": "mean"}, "subs")
+            objective = "t-dce"
+            conditioning = "sigma" if _value(config, "time_conditioning", bool, False) else "zero"
+        else:
+            objective, conditioning = "score-entropy", None
+            if (scaled := _value(config, "model.scale_by_sigma", bool, absorbing)) != absorbing:
+                raise ValueError(
+                    f"model.scale_by_sigma is {scaled} and graph.type {process}: a published score is scaled by σ "
+                    "under absorbing noise, and there alone"
+                )
         options = {"parameterization": self.parameterization, "time_conditioning": conditioning}
         run = RunConfig(
             data=DataConfig(tokenizer="gpt2"),
@@ -93,7 +84,13 @@ class CheckpointLayout:
             model=_model_config(config, sizes, self.dropout, **options),
             objective=objective,
         )
-        return run.resolved(), _vocab_size(config, sizes, has_mask=process == "absorbing")
+        vocab_size = sizes.num_states - absorbing  # the mask has the last row of the embedding
+        tokens = _value(config, "tokens", int, _value(config, "vocab_size", int, sizes.num_states) - absorbing)
+        if tokens != vocab_size:
+            raise ValueError(
+                f"in the configuration there are {tokens} tokens; the embedding has {sizes.num_states} rows"
+            )
+        return run.resolved(), vocab_size
 
     def write_config(self, run: RunConfig, vocab_size: int) -> dict[str, Any]:
         """Return the published configuration of a run: nested, or flat for MDLM."""
@@ -103,14 +100,12 @@ class CheckpointLayout:
             conditioned = run.time_conditioning == "sigma"
             return {"model_type": "mdlm", "vocab_size": vocab_size + 1, **sizes, "time_conditioning": conditioned}
         noise = run.noise
-        kind = [published for published, name in SCHEDULES.items() if name == noise.schedule]
-        if not kind:
-            raise ValueError(
-                f"the schedule is {noise.schedule}; published models have {' or '.join(SCHEDULES.values())}"
-            )
+        published = {name: kind for kind, name in SCHEDULES.items()}
+        if noise.schedule not in published:
+            raise ValueError(f"the schedule is {noise.schedule}; published models have {' or '.join(published)}")
         ends = {"sigma_min": noise.options.get("lo", 1e-4), "sigma_max": noise.options.get("hi", 20.0)}
         eps = {} if (value := noise.options.get("eps", EPS)) == EPS else {"eps": value}
-        config = {"tokens": vocab_size, "noise": {"type": kind[0], **ends, **eps}}
+        config = {"tokens": vocab_size, "noise": {"type": published[noise.schedule], **ends, **eps}}
         if self is SEDD:
             absorbing = noise.process == "absorbing"
             graph = {"type": "absorb" if absorbing else "uniform"}
@@ -226,14 +221,3 @@ def _model_config(config: Config, sizes: WeightSizes, dropout: float, **options:
             raise ValueError(f"in the configuration {' or '.join(paths)} is {value}; the weights have {measured[name]}")
         found[name] = value
     return ModelConfig(architecture="reference", **found, **options)
-
-
-def _vocab_size(config: Config, sizes: WeightSizes, has_mask: bool) -> int:
-    """Return the number of tokens without the mask, which has the last row of the embedding."""
-    vocab_size = sizes.num_states - has_mask
-    configured = _value(config, "tokens", int, _value(config, "vocab_size", int, sizes.num_states) - has_mask)
-    if configured != vocab_size:
-        raise ValueError(
-            f"in the configuration there are {configured} tokens; the embedding has {sizes.num_states} rows"
-        )
-    return vocab_size
