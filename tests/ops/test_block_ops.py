@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sedd.nn.layers import RotaryEmbedding
+from sedd.nn.layers import angles
 from sedd.nn.transformer import Modern, Reference, Transformer
 from sedd.ops import activation_triton, block_ops, fp8, fp8_triton, residual_norm_triton, rotary_triton
 from sedd.ops.block_ops import (
@@ -17,6 +17,7 @@ from sedd.ops.block_ops import (
     NormSpec,
     PackedTokens,
     ResidualBranch,
+    Rotation,
     pack_tokens,
 )
 from sedd.ops.block_ops_triton import TRITON
@@ -24,6 +25,11 @@ from sedd.ops.block_ops_triton import TRITON
 
 def draw(*shape: int, seed: int = 0, device: str = "cpu") -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(device).requires_grad_()
+
+
+def rotation(length: int, d: int, device: str) -> Rotation:
+    angle = angles(torch.arange(length, device=device).float(), d)
+    return Rotation(angle.cos(), angle.sin())
 
 
 def run_both(operation: Callable[[BlockOps], tuple[Tensor, ...]], leaves: list[Tensor]) -> list[list[Tensor]]:
@@ -167,9 +173,10 @@ def test_qkv_rotary(qk_norm: bool, length: int, heads: int, d: int, device: str)
     h = heads * d
     n, weight = draw(2, length, h, device=device), draw(3 * h, h, seed=1, device=device)
     qk_scale = (draw(d, seed=2, device=device), draw(d, seed=3, device=device)) if qk_norm else None
-    rotary = RotaryEmbedding(d).to(device)
     leaves = [n, weight, *(qk_scale or ())]
-    assert_close(*run_both(lambda backend: backend.qkv_rotary(n, weight, heads, rotary(length), qk_scale), leaves))
+    assert_close(
+        *run_both(lambda backend: backend.qkv_rotary(n, weight, heads, rotation(length, d, device), qk_scale), leaves)
+    )
 
 
 @pytest.mark.parametrize("rows", [0, 1, 37])
@@ -275,12 +282,14 @@ def test_fp8_mlp(activation: str, biased: bool, device: str) -> None:
 @pytest.mark.parametrize("qk_norm", [False, True])
 def test_fp8_qkv_rotary(qk_norm: bool, device: str) -> None:
     n, weight, *scales = leaves_for_fp8(((2, 9, 32), (96, 32), (16,), (16,)), device)
-    rotation, qk_scale = RotaryEmbedding(16).to(device)(9), (scales[0], scales[1]) if qk_norm else None
+    qk_scale = (scales[0], scales[1]) if qk_norm else None
     x_fp8 = fp8.quantize_rowwise(n.detach().flatten(0, -2))
     leaves = [n, weight, *(qk_scale or ())]
-    theirs, ours = run_both(lambda backend: backend.qkv_rotary(n, weight, 2, rotation, qk_scale, x_fp8), leaves)
+    theirs, ours = run_both(
+        lambda backend: backend.qkv_rotary(n, weight, 2, rotation(9, 16, device), qk_scale, x_fp8), leaves
+    )
     assert_close(ours, theirs, rtol=FP8_RTOL[device])
-    exact, _ = run_both(lambda backend: backend.qkv_rotary(n, weight, 2, rotation, qk_scale), leaves)
+    exact, _ = run_both(lambda backend: backend.qkv_rotary(n, weight, 2, rotation(9, 16, device), qk_scale), leaves)
     assert_close(theirs, exact, rtol=0.1)
     for i in (0, 3):  # an output, and the gradient of the input
         assert (theirs[i] - exact[i]).norm() > 0.005 * exact[i].norm()
@@ -304,9 +313,8 @@ def test_the_gradient_of_qkv_is_quantized(heads: int, d: int, qk_norm: bool, dev
     dq, dk, dv = (draw(1, 13, heads, d, seed=i, device=device).detach() for i in range(3))
     qkv = draw(13, 3 * heads * d, seed=3, device=device).detach()
     qk_scale = tuple(draw(d, seed=i, device=device).detach() for i in (4, 5)) if qk_norm else None
-    rotation = RotaryEmbedding(d).to(device)(13)
     out = fp8_triton.empty_rowwise(qkv)
-    inputs = dq, dk, dv, qkv, *rotation, qk_scale, RMS_NORM.eps
+    inputs = dq, dk, dv, qkv, *rotation(13, d, device), qk_scale, RMS_NORM.eps
     with_fp8, _ = rotary_triton.qk_norm_rotary_backward(*inputs, out)
     without, _ = rotary_triton.qk_norm_rotary_backward(*inputs)
     assert torch.equal(with_fp8, without)

@@ -11,10 +11,10 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from sedd.nn import transformer
-from sedd.nn.layers import NgramEmbedding, RotaryEmbedding, join_tables
+from sedd.nn.layers import NgramEmbedding, angles, join_tables
 from sedd.nn.transformer import Modern, Reference, Transformer, attention_mask
 from sedd.objectives import DenoisingScoreEntropy, LambdaDCE
-from sedd.ops.block_ops import TORCH, apply_rotary
+from sedd.ops.block_ops import TORCH, Rotation, apply_rotary
 from sedd.parameterization import CausalModel, MeanModel, ScoreModel
 from sedd.process import Absorbing
 from sedd.schedule import Geometric, LogLinear, Schedule, corruption_probability
@@ -326,9 +326,8 @@ def test_a_hollow_network_is_refused_what_would_show_it_the_token(refuses: Calla
 def test_rotary_scores_depend_on_distance_alone() -> None:
     generator = torch.Generator().manual_seed(0)
     q, k = (torch.randn(8, dtype=torch.float64, generator=generator) for _ in "qk")
-    rotary = RotaryEmbedding(8).double()
-    rotary.reset_parameters(None)
-    rotation = rotary(50)
+    angle = angles(torch.arange(50, dtype=torch.float64), 8)
+    rotation = Rotation(angle.cos(), angle.sin())
     rows = (apply_rotary(x.expand(1, 50, 1, 8), rotation)[0, :, 0] for x in (q, k))
     q, k = rows
     scores = q @ k.T
@@ -430,12 +429,18 @@ def test_mixed_precision_keeps_residual_stream_and_output_in_float32(
     assert all(p.grad is not None and p.grad.isfinite().all() for p in network.parameters())
 
 
-def test_rotary_angles_are_not_rounded_with_the_weights() -> None:
-    rotary = RotaryEmbedding(8)
-    rotary.reset_parameters(None)
-    exact = rotary(2000)
-    for rounded, value in zip(rotary.bfloat16()(2000), exact, strict=True):
-        assert torch.equal(rounded, value)
+def test_rotary_angles_are_not_rounded_with_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    network, found = build_network(Reference), []
+
+    def trunk(h: Tensor, sigma: Tensor, valid: None, rotation: Rotation, packed: None) -> Tensor:
+        found.append(rotation)
+        return h
+
+    monkeypatch.setattr(network, "trunk", trunk)
+    for dtype in (torch.float32, torch.bfloat16):
+        network.to(dtype).hidden(ids(1, 2000), torch.ones(1))
+    assert found[1].cos.dtype == torch.float32
+    assert all(torch.equal(rounded, value) for rounded, value in zip(*found, strict=True))
 
 
 @architectures
@@ -610,7 +615,7 @@ def test_the_embedding_norm_removes_the_scale_of_the_embeddings() -> None:
         ).double()
         x, sigma = ids(2, 5), torch.tensor([0.3, 2.0])
         hidden = network.hidden(x, sigma)
-        embedding = network.vocab_embed.embedding[x] + network.position_embedding(5)
+        embedding = network.vocab_embed.embedding[x] + network.position_embedding(torch.arange(5).double())
         torch.testing.assert_close(hidden, F.rms_norm(embedding, (24,)), rtol=1e-5, atol=0)
         with torch.no_grad():
             for parameter in (*network.vocab_embed.parameters(), *network.position_embedding.parameters()):

@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  (the conventional name)
 
-from sedd.ops.block_ops import Lookup, Rotation
+from sedd.ops.block_ops import Lookup
 from sedd.tensors import upcast, upcast_dtype
 
 
@@ -58,9 +58,7 @@ class Float32Linear(Linear):
 
 @final
 class NormWeights(Layer):
-    """Weight and bias of a norm, initialised to 1 and 0.
-
-    Of a LayerNorm, or without a bias of the RMSNorm of queries and keys (QK-norm).
+    """Weight and bias of a LayerNorm, initialised to 1 and 0; without a bias also of the RMSNorm of QK-norm.
 
     Reference: Henry et al. 2020, "Query-Key Normalization for Transformers", arXiv 2010.04245.
     """
@@ -69,9 +67,6 @@ class NormWeights(Layer):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(width))
         self.bias = nn.Parameter(torch.empty(width)) if bias else None
-
-
-# Embeddings ------------------------------------------------------------------------------------------------
 
 
 @final
@@ -112,7 +107,9 @@ class NgramEmbedding(Layer):
             for i, side in enumerate(self.sides):
                 start = self.longest + side * n
                 key[i] = key[i] * (self.states + 1) + padded[:, start : start + length]
-                found.append(key[i] if (self.states + 1) ** n <= self.MAX_ROWS else _hash16(key[i]))
+                # hashed: the upper 16 bits of a product with an odd number near 2^64/φ, which wraps around
+                is_whole = (self.states + 1) ** n <= self.MAX_ROWS
+                found.append(key[i] if is_whole else (key[i] * -0x61C8864680B583EB >> 48) & 0xFFFF)
         return found
 
     def lookups(
@@ -120,8 +117,8 @@ class NgramEmbedding(Layer):
     ) -> list[Lookup]:
         """Return the tables and the row of each that every position reads.
 
-        ``joined`` joins the tables of one side, see `join_tables`. If None they are joined on a GPU where there are
-        more positions than rows, so that it saves work.
+        ``joined`` joins the tables of one side, see `join_tables`; None does where that saves work: on a GPU, for more
+        positions than rows.
         """
         lookups = [Lookup(key, table) for key, table in zip(self.keys(x, valid), self.tables, strict=True)]
         count = sum((self.states + 1) ** n <= self.MAX_ROWS for n in range(1, self.longest + 1))  # not hashed
@@ -129,19 +126,16 @@ class NgramEmbedding(Layer):
             joined = x.is_cuda and count > 0 and x.numel() >= (self.states + 1) ** count
         if not joined or count < 2:
             return lookups
-        tables, sides = list(self.tables), len(self.sides)
-        together = [
-            Lookup(lookup.keys, join_tables(tables[i : sides * count : sides]))
-            for i, lookup in enumerate(lookups[sides * (count - 1) : sides * count])
-        ]
-        return together + lookups[sides * count :]
+        sides = len(self.sides)
+        longest = lookups[sides * (count - 1) : sides * count]
+        tables = (join_tables(list(self.tables)[i : sides * count : sides]) for i in range(sides))
+        return [Lookup(own.keys, table) for own, table in zip(longest, tables, strict=True)] + lookups[sides * count :]
 
 
 def join_tables(tables: Sequence[Float[Tensor, "_ width"]]) -> Float[Tensor, "rows width"]:
-    """Return one table for the n-grams of all lengths up to the longest, each row the sum of the rows it stands for.
+    """Sum tables of n-grams, in float32 or better, to one for the longest: its rows hold the sums of all lengths.
 
-    key(x₁…xₙ) = key(x₁…xₙ₋₁)·(states + 1) + xₙ, the nearest token first. So a row of the table for n − 1 belongs to
-    adjacent rows of the table for n. The sum is in float32 or better.
+    key(x₁…xₙ) = key(x₁…xₙ₋₁)·(states + 1) + xₙ, nearest token first: a row for n − 1 belongs to adjacent rows for n.
     """
     total, *longer = map(upcast, tables)
     for table in longer:
@@ -149,12 +143,7 @@ def join_tables(tables: Sequence[Float[Tensor, "_ width"]]) -> Float[Tensor, "ro
     return total
 
 
-def _hash16(key: Tensor) -> Tensor:
-    """Map integers to 0 … 2^16 − 1: the upper bits of a product with an odd number near 2^64/φ, which wraps around."""
-    return (key * -0x61C8864680B583EB >> 48) & 0xFFFF
-
-
-def _angles(positions: Float[Tensor, " n"], width: int) -> Float[Tensor, "n half"]:
+def angles(positions: Float[Tensor, " n"], width: int) -> Float[Tensor, "n half"]:
     """Return the angles p·10⁴^(−2k/width) of positions p, for 2k < width."""
     k = torch.arange(0, width, 2, device=positions.device, dtype=positions.dtype)
     return positions[:, None] * torch.exp(-math.log(1e4) / width * k)
@@ -164,66 +153,52 @@ def _angles(positions: Float[Tensor, " n"], width: int) -> Float[Tensor, "n half
 class PositionEmbedding(Layer):
     """Absolute sinusoidal position embedding gain·[cos(iω), sin(iω)] of position i, with ω_k = 10⁴^(−2k/width).
 
-    Rotary attention depends on distances alone, so it cannot distinguish the positions of a sequence of masks. Without
-    this embedding the network could not learn that records begin with a certain token. The gain is initialised to
-    1/√width, the scale of a token's embedding.
+    Rotary attention depends on distances alone, so it cannot distinguish the positions of a sequence of masks: the
+    network could not learn that records begin with a certain token. The gain is initialised to 1/√width, the scale of a
+    token's embedding.
     """
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.width, self.fill = width, 1 / math.sqrt(width)
+        self.fill = 1 / math.sqrt(width)
         self.gain = nn.Parameter(torch.empty(width))
 
-    def forward(self, length: int) -> Float[Tensor, "L width"]:
-        """Return the embeddings of positions 0 … length − 1, in float32 or better."""
-        gain = upcast(self.gain)
-        angle = _angles(torch.arange(length, device=gain.device, dtype=gain.dtype), self.width)
-        return gain * torch.cat([angle.cos(), angle.sin()], -1)[:, : self.width]
+    def forward(self, positions: Float[Tensor, " L"]) -> Float[Tensor, "L width"]:
+        angle = angles(positions, len(self.gain))
+        return upcast(self.gain) * torch.cat([angle.cos(), angle.sin()], -1)[:, : len(self.gain)]
 
 
 @final
 class RotaryEmbedding(Layer):
-    """Rotary position embedding: position m rotates (x_i, x_{i+d/2}) of a head by m·10⁴^(−2i/d), d = head_dim.
+    """The frequencies 10⁴^(−2i/head_dim) of rotary position embeddings, which published checkpoints store.
 
-    Attention scores then depend on the distance between query and key alone.
+    `Transformer.hidden` computes them again: in a bfloat16 model these are rounded, and far angles would be wrong.
 
     Reference: Su et al. 2021, "RoFormer: Enhanced Transformer with Rotary Position Embedding", arXiv 2104.09864.
     """
 
-    inv_freq: Tensor  # the frequencies, which published checkpoints store
+    inv_freq: Tensor
 
     def __init__(self, head_dim: int) -> None:
         super().__init__()
-        self.head_dim = head_dim
         self.register_buffer("inv_freq", torch.empty(head_dim // 2))
 
     @torch.no_grad()
     def reset_parameters(self, generator: torch.Generator | None) -> None:
         one = torch.ones(1, device=self.inv_freq.device, dtype=upcast_dtype(self.inv_freq.dtype))
-        self.inv_freq.copy_(_angles(one, self.head_dim)[0])
-
-    def forward(self, length: int) -> Rotation:
-        """Return the rotations of positions 0 … length − 1, in float32 or better."""
-        # not from the buffer: in a bfloat16 model it is rounded, and the angles of far positions would be wrong
-        dtype = upcast_dtype(self.inv_freq.dtype)
-        angle = _angles(torch.arange(length, device=self.inv_freq.device, dtype=dtype), self.head_dim)
-        return Rotation(angle.cos(), angle.sin())
+        self.inv_freq.copy_(angles(one, 2 * len(self.inv_freq))[0])
 
 
 @final
 class NoiseEmbedding(nn.Module):
-    """Noise-level embedding c = SiLU(W₂ SiLU(W₀ [cos(σf), sin(σf)] + b₀) + b₂), f_i = 10⁴^(−i/128) for i < 128.
-
-    Computed in float32 or better.
-    """
+    """Noise-level embedding c = SiLU(W₂ SiLU(W₀ [cos(σf), sin(σf)] + b₀) + b₂), f_i = 10⁴^(−i/128) for i < 128."""
 
     def __init__(self, cond_dim: int) -> None:
         super().__init__()
         self.mlp = nn.Sequential(Float32Linear(256, cond_dim), nn.SiLU(), Float32Linear(cond_dim, cond_dim), nn.SiLU())
 
     def forward(self, sigma: Float[Tensor, " b"]) -> Float[Tensor, "b cond"]:
-        """Embed the total noise σ, which is given in float32 or better."""
         # σ(1) may be infinite, and its cosine NaN; above 10³, e^−σ is 0 even in float64
-        angle = _angles(sigma.clamp_max(1e3), 256)
+        angle = angles(sigma.clamp_max(1e3), 256)
         c: Tensor = self.mlp(torch.cat([angle.cos(), angle.sin()], -1))
         return c

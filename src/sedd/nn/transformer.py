@@ -2,12 +2,11 @@
 
 ``network(x, sigma)`` reads ids ``(*b, L)`` and the total noise ``(*b,)`` and returns ``(*b, L, outputs)``, in float32
 or better; a model of `parameterization` turns that into log-scores. There are two architectures: `Reference` is the
-network of the published models, down to the names of its weights; `Modern` is the one to train from scratch. The head
-is initialised to 0, so the first loss is known. No sequence length is fixed.
+network of the published models, down to the names of its weights; `Modern` is the one to train from scratch. They
+differ in the weights of a block and compute the same with them. The head is initialised to 0. No length is fixed.
 
-A block returns the residual stream and the branch that is still to be added to it; the next block, or the final layer,
-adds it, since that sum and the norm that follows are one fused kernel. An architecture defines the weights of a block;
-the computation is the same for both.
+A block returns the residual stream and the branch that is still to be added to it: the next block, or the final layer,
+adds it, since that sum and the norm that follows are one fused kernel.
 
 Reference: Vaswani et al. 2017, "Attention Is All You Need", arXiv 1706.03762.
 """
@@ -32,13 +31,24 @@ from sedd.nn.layers import (
     NormWeights,
     PositionEmbedding,
     RotaryEmbedding,
+    angles,
 )
 from sedd.ops import block_ops, fp8
 from sedd.ops.block_ops import RMS_NORM, Lookup, NormSpec, PackedTokens, ResidualBranch, Rotation, gather
 from sedd.runtime import activation_checkpointing
 from sedd.runtime.activation_checkpointing import ActivationCheckpointing
 from sedd.runtime.cuda_graphs import GraphedFunction, OptionalTensors
-from sedd.tensors import compute_dtype, upcast, upcast_dtype
+from sedd.tensors import PerSequence, Tokens, compute_dtype, upcast, upcast_dtype
+
+Stream = Float[Tensor, "b L h"]
+Hidden = Float[Tensor, "*s h"]
+"""Hidden states of all positions, (b, L, h), or of packed ones, (n, h)."""
+Condition = Float[Tensor, "b cond"] | None
+"""The embedding of each sequence's noise level; None in a network without noise conditioning."""
+Mask = Bool[Tensor, "#b 1 #L L"] | None
+"""True where the query (row) attends to the key (column); None: everywhere, but for causal attention."""
+Valid = Bool[Tensor, "*b L"] | None
+Labels = Int[Tensor, "*b"] | None
 
 
 class TransformerShape(NamedTuple):
@@ -51,24 +61,18 @@ class TransformerShape(NamedTuple):
     zero_branches: bool  # whether the last matrix of every residual branch is initialised to 0
 
 
-# Attention -------------------------------------------------------------------------------------------------
-
-
 class AttentionContext(NamedTuple):
     """The inputs of attention besides queries, keys and values, the same for all blocks."""
 
     rotation: Rotation
-    mask: Bool[Tensor, "#b 1 #L L"] | None
-    """True where the query (row) attends to the key (column); None: no mask but ``causal``."""
+    mask: Mask
     causal: bool  # whether a token attends to itself and earlier tokens alone; False where ``mask`` covers that
 
 
-def attention_mask(
-    valid: Bool[Tensor, "b L"] | None, pattern: Bool[Tensor, "L L"] | None
-) -> Bool[Tensor, "#b 1 #L L"] | None:
+def attention_mask(valid: Valid, pattern: Bool[Tensor, "L L"] | None) -> Mask:
     """Return the mask by which valid tokens attend within a pattern, and not to padding.
 
-    Every query attends to at least one key, since kernels differ on a softmax over no key.
+    Every query has a key: kernels differ on a softmax over none.
     """
     if valid is None:
         return None if pattern is None else pattern[None, None]
@@ -88,21 +92,17 @@ def hollow_mask(length: int, device: torch.device) -> Bool[Tensor, "n n"]:
     - in the *forward* stream position j attends to positions up to j, so it depends on x_1 … x_j;
     - in the *backward* stream it attends to positions from j on, so it depends on x_j … x_L;
     - in the *query* stream one more token replaces every token, and position i attends to itself, to the forward stream
-      before i and to the backward stream after i.
+      before i and to the backward stream after i: in every block it depends on all of x but x_i.
 
-    In every block the query stream at i therefore depends on x_1 … x_{i−1} and x_{i+1} … x_L, and never on x_i. Masking
-    the diagonal of ordinary attention is not enough: one block carries x_i to the neighbours, the next one back.
+    Masking the diagonal of ordinary attention is not enough: one block carries x_i to neighbours, the next one back.
 
     Reference: Sun et al. 2022, "Score-based Continuous-time Discrete Diffusion Models", arXiv 2211.16750.
     """
     every = torch.ones(length, length, dtype=torch.bool, device=device)
     none = torch.zeros_like(every)
-    rows = (
-        (every.tril(), none, none),
-        (none, every.triu(), none),
-        (every.tril(-1), every.triu(1), every.tril() & every.triu()),
-    )
-    return torch.cat([torch.cat(row, -1) for row in rows])
+    forward, backward = (every.tril(), none, none), (none, every.triu(), none)
+    query = every.tril(-1), every.triu(1), every.tril() & every.triu()
+    return torch.cat([torch.cat(row, -1) for row in (forward, backward, query)])
 
 
 # Blocks ----------------------------------------------------------------------------------------------------
@@ -135,16 +135,15 @@ class Block(nn.Module, ABC):
 
     def forward(
         self,
-        x: Float[Tensor, "b L h"],
+        x: Stream,
         branch: ResidualBranch | None,
-        c: Float[Tensor, "b cond"] | None,
+        c: Condition,
         context: AttentionContext,
         packed: PackedTokens | None = None,
-    ) -> tuple[Float[Tensor, "*s h"], ResidualBranch]:
+    ) -> tuple[Hidden, ResidualBranch]:
         """Return the residual stream and the branch that is still to be added to it.
 
-        In the last block ``packed`` are the positions that are read. Attention is over all positions, and everything
-        after it is computed for these alone.
+        In the last block ``packed`` are the positions that are read: all after attention is computed for these alone.
         """
         w = self.block_weights()
         dtype = compute_dtype(w.qkv.weight)
@@ -236,12 +235,8 @@ class FinalLayer(nn.Module):
         self.modulation = None if reference else adaln
 
     def forward(
-        self,
-        x: Float[Tensor, "*s h"],
-        branch: ResidualBranch | None,
-        c: Float[Tensor, "b cond"] | None,
-        packed: PackedTokens | None = None,
-    ) -> Float[Tensor, "*s h"]:
+        self, x: Hidden, branch: ResidualBranch | None, c: Condition, packed: PackedTokens | None = None
+    ) -> Hidden:
         """Return the hidden states that the head reads."""
         norm = RMS_NORM if self.norm_final is None else _layer_norm(self.norm_final)
         layer = self.adaLN_modulation or self.modulation
@@ -308,28 +303,21 @@ class Transformer(nn.Module, ABC):
         if heads < 1 or width < 1 or width % heads:
             raise ValueError(f"width {width} is not a multiple of heads {heads}")
         if width // heads % 2:
-            raise ValueError(
-                f"width {width} over {heads} heads leaves {width // heads} per head; rotary embeddings rotate pairs, "
-                "so it must be even"
-            )
+            each = f"width {width} over {heads} heads leaves {width // heads} per head"
+            raise ValueError(f"{each}; rotary embeddings rotate pairs, so it must be even")
         if time_conditioning and cond_dim < 1:
-            raise ValueError(
-                f"cond_dim is {cond_dim}; the noise-level embedding must be at least 1 wide (time_conditioning=False "
-                "has none)"
-            )
+            raise ValueError(f"cond_dim is {cond_dim}; it must be at least 1 (time_conditioning=False has none)")
         if not 0 <= dropout < 1:
             raise ValueError(f"dropout is {dropout}; it must lie in [0, 1)")
         if hollow and (causal or ngrams):
-            raise ValueError(
-                "a hollow network is not causal and has no n-gram embeddings: those of neighbours contain x_i"
-            )
+            raise ValueError("a hollow network is neither causal nor has n-gram embeddings: neighbours' contain x_i")
         zero_branches = embedding_norm and not time_conditioning
         shape = TransformerShape(width, heads, cond_dim if time_conditioning else None, dropout, zero_branches)
         self.states, self.causal, self.hollow, self.labels = states, causal, hollow, labels
-        self.embedding_norm = embedding_norm
+        self.embedding_norm, self.head_dim = embedding_norm, width // heads
         self.activation_checkpointing, self.compiled = activation_checkpointing.none, False
         self.graphed_blocks: GraphedFunction | None = None
-        # the names of these modules are those of the weights in checkpoints
+        # modules are named as in checkpoints
         self.vocab_embed = Embedding(states + hollow, width)  # the last row of a hollow network: its query stream
         self.label_embed = Embedding(labels + 1, width) if labels else None  # the last row: no label
         self.ngram_embed = NgramEmbedding(states, width, ngrams, causal) if ngrams else None
@@ -358,11 +346,11 @@ class Transformer(nn.Module, ABC):
 
     def forward(
         self,
-        x: Int[Tensor, "*b L"],
-        sigma: Float[Tensor, "*b"],
-        valid: Bool[Tensor, "*b L"] | None = None,
+        x: Tokens,
+        sigma: PerSequence,
+        valid: Valid = None,
         *,
-        label: Int[Tensor, "*b"] | None = None,
+        label: Labels = None,
         packed: PackedTokens | None = None,
         return_hidden: bool = False,
     ) -> Float[Tensor, "*s outputs"]:
@@ -371,37 +359,37 @@ class Transformer(nn.Module, ABC):
         Args:
             x: Token ids.
             sigma: Total noise of each sequence; not read without time conditioning.
-            valid: False at padding: no valid position attends to it, and the output there is meaningless. Positions
-                count from the left, so padding on the right changes nothing.
+            valid: False at padding, to which no valid position attends; the output there is meaningless. Positions
+                count from the left.
             label: Label id of each sequence; None, and the id after the last, mean no label.
             packed: Compute the output at these positions alone, (n, outputs), with less work in the last block.
-            return_hidden: Return the hidden states that the head reads instead, for a loss that is fused with the
-                head. Unlike `hidden`, this runs the hooks of DDP and FSDP, and autocast.
+            return_hidden: Return what the head reads instead, for a loss that is fused with the head. Unlike `hidden`,
+                this runs the hooks of DDP and FSDP, and autocast.
         """
         hidden = self.hidden(x, sigma, valid, packed, label)
         return hidden if return_hidden else upcast(self.head(hidden))
 
     def hidden(
         self,
-        x: Int[Tensor, "*b L"],
-        sigma: Float[Tensor, "*b"],
-        valid: Bool[Tensor, "*b L"] | None = None,
+        x: Tokens,
+        sigma: PerSequence,
+        valid: Valid = None,
         packed: PackedTokens | None = None,
-        label: Int[Tensor, "*b"] | None = None,
-    ) -> Float[Tensor, "*s width"]:
-        """Return the hidden states that the head reads, in the dtype of its weights or of autocast; see `forward`.
-
-        Of every position, (*b, L, width), or of the packed ones, (n, width).
-        """
+        label: Labels = None,
+    ) -> Hidden:
+        """Return the hidden states that the head reads, in the dtype of its weights or of autocast; see `forward`."""
         tensors.check_states(x, self.states)
         shape, b, length = x.shape, sigma.numel(), x.shape[-1]
         x, valid = x.reshape(b, length), None if valid is None else valid.reshape(b, length)
-        rotation = self.rotary_emb(length)
-        position = None if self.position_embedding is None else self.position_embedding(length)
+        weight = self.output_layer.linear.weight
+        positions = torch.arange(length, device=x.device, dtype=upcast_dtype(weight.dtype))
+        angle = angles(positions, self.head_dim)
+        rotation = Rotation(angle.cos(), angle.sin())
+        position = None if self.position_embedding is None else self.position_embedding(positions)
         if self.hollow:
             x = torch.cat([x, x, torch.full_like(x, self.states)], -1)
             valid = None if valid is None else valid.repeat(1, STREAMS)
-            rotation = Rotation(*(angles.repeat(STREAMS, 1) for angles in rotation))
+            rotation = Rotation(*(part.repeat(STREAMS, 1) for part in rotation))
             position = None if position is None else position.repeat(STREAMS, 1)
         lookups = [Lookup(x, self.vocab_embed.embedding)]
         if self.ngram_embed is not None:
@@ -409,7 +397,6 @@ class Transformer(nn.Module, ABC):
         if self.label_embed is not None:
             label = x.new_full((b,), self.labels) if label is None else label.reshape(b)
             lookups.append(Lookup(label[:, None], self.label_embed.embedding))
-        weight = self.output_layer.linear.weight
         dtype = compute_dtype(weight)
         backend = block_ops.select_backend(x.device.type, dtype)
         dtype = dtype if self.blocks[0].use_fp8 else upcast_dtype(weight.dtype)
@@ -424,17 +411,11 @@ class Transformer(nn.Module, ABC):
         return hidden if packs_last_block else gather(hidden, packed)
 
     def trunk(
-        self,
-        h: Float[Tensor, "b L width"],
-        sigma: Float[Tensor, " b"],
-        valid: Bool[Tensor, "b L"] | None,
-        rotation: Rotation,
-        packed: PackedTokens | None = None,
-    ) -> Float[Tensor, "*s width"]:
+        self, h: Stream, sigma: PerSequence, valid: Valid, rotation: Rotation, packed: PackedTokens | None = None
+    ) -> Hidden:
         """Compute the hidden states from the embeddings: one graph without control flow on values.
 
-        The rotation is an argument, since a compiler would recompute its sines wherever they are used. In the last
-        block everything after attention is computed for the packed positions alone, if they are given.
+        The rotation is an argument: a compiler would recompute its sines wherever they are used.
         """
         pattern = mask = c = None
         if self.hollow:
@@ -454,9 +435,7 @@ class Transformer(nn.Module, ABC):
         hidden: Tensor = self.output_layer(h, branch, c, packed)
         return hidden
 
-    def _first_blocks(
-        self, h: Tensor, c: Tensor | None, context: AttentionContext
-    ) -> tuple[Tensor, ResidualBranch | None]:
+    def _first_blocks(self, h: Stream, c: Condition, context: AttentionContext) -> tuple[Stream, ResidualBranch | None]:
         """Run all blocks but the last."""
         # a separate view: the gradient of c is summed over these blocks first, in the same order as with CUDA graphs
         c, branch = None if c is None else c.view_as(c), None
@@ -470,15 +449,15 @@ class Transformer(nn.Module, ABC):
         """Use CUDA graphs in training for all blocks but the last; see `runtime.cuda_graphs.GraphedFunction`.
 
         Nothing happens without a GPU, with a single block, in a compiled network, or with activation checkpointing.
-        Weights must not be sharded; if they are replaced by other tensors, call this again.
+        Weights must not be sharded. Call this again after they are replaced by other tensors.
         """
         eager = self.activation_checkpointing is activation_checkpointing.none and not self.compiled
         if eager and len(self.blocks) > 1 and self.head.weight.is_cuda:
             self.graphed_blocks = GraphedFunction(self.blocks[:-1].parameters())
 
     def _graphed_first_blocks(
-        self, h: Tensor, c: Tensor | None, context: AttentionContext
-    ) -> tuple[Tensor, ResidualBranch | None]:
+        self, h: Tensor, c: Condition, context: AttentionContext
+    ) -> tuple[Tensor, ResidualBranch]:
         """Run all blocks but the last by a CUDA graph."""
         assert self.graphed_blocks is not None
         h, y, gate, seed, bias = self.graphed_blocks(
@@ -506,7 +485,7 @@ class Transformer(nn.Module, ABC):
         """Compile `trunk`, once for each batch shape.
 
         The embedding stays outside: compilers make its gradient, a sum over equal tokens, nondeterministic. So does
-        what reads the hidden states, of which the number of packed positions differs in every step.
+        what reads the hidden states at packed positions, whose number differs in every step.
         """
         self.trunk = torch.compile(self.trunk, fullgraph=True, dynamic=False, backend=backend)  # type: ignore[method-assign]
         self.compiled = True
