@@ -323,8 +323,8 @@ MISTAKES = [
     Mistake(
         "vectors have weight decay",
         "training/optimizer.py",
-        'for w in rest if w.ndim < 2], "weight_decay": 0.0',
-        'for w in rest if w.ndim < 2], "weight_decay": config.weight_decay',
+        '{"params": vectors, "weight_decay": 0.0}',
+        '{"params": vectors, "weight_decay": config.weight_decay}',
         f"{OPTIMIZER}::test_steps_are_clipping_adamw_and_ema",
     ),
     Mistake(
@@ -957,8 +957,8 @@ MISTAKES = [
     Mistake(
         "Muon takes queries, keys and values for one matrix",
         "training/optimizer.py",
-        '{"params": stacked, "parts": 3}',
-        '{"params": stacked, "parts": 1}',
+        'hidden[3 if "qkv" in name else 1]',
+        "hidden[1]",
         "unit/test_muon.py::test_queries_keys_and_values_are_matrices_of_their_own",
     ),
     Mistake(

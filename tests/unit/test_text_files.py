@@ -13,7 +13,7 @@ from sedd.data import TokenBlocks, prepare, prepare_cached, read_documents, read
 from sedd.data.text_file import TextEncoding
 from sedd.tokenizer import BPE, Bytes, Ids, Tokenizer, bpe
 from sedd.training import sizing
-from sedd.training.config import DataConfig
+from sedd.training.config import DataConfig, RunConfig
 
 WORDS = "once upon a time a naïve cat sat in 漢字 and ate\n"
 MADE = BPE.train(iter([WORDS * 9]), 300)
@@ -95,7 +95,7 @@ def test_the_share_of_odd_bytes_is_that_of_all_of_the_file(tmp_path: Path) -> No
     file = tmp_path / "a.txt"
     file.write_bytes(odd(499, 300_000) + odd(10**6, 400_000))
     assert prepare([file], tmp_path / "out", MADE).bytes == file.stat().st_size
-    chosen = sizing.choose_tokenizer(DataConfig([str(file)]), "cpu")
+    chosen = sizing.choose_tokenizer(RunConfig(DataConfig([str(file)])), {}, "cpu")
     assert chosen["data"]["tokenizer"].startswith("bpe:")
 
 

@@ -23,7 +23,7 @@ NOISE_STREAM, VALIDATION_STREAM, DROPOUT_STREAM, LABEL_STREAM = 1, 2, 3, 4
 
 
 class Batch(NamedTuple):
-    """The sequences of one step that this process trains on."""
+    """Training sequences of one step and process, with their times and noise."""
 
     x_0: Tensor
     x_t: Tensor
@@ -59,7 +59,6 @@ class TrainingDataLoader:
 
     blocks: data.TokenBlocks
     setup: DiffusionSetup
-    """The process, schedule and objective of the run."""
     batch_size: int
     """Sequences per step, over all processes."""
     seed: int
@@ -81,13 +80,13 @@ class TrainingDataLoader:
         label = torch.from_numpy(self.blocks.label_ids(ids))
         hidden = torch.rand(len(label), generator=seeded_generator(self.seed, step, LABEL_STREAM)) < self.label_dropout
         label = torch.where(hidden, len(self.blocks.labels), label)
-        columns = map(self._move, (x_0, x_t, *times, valid, label))
-        return Batch._make((*columns, loss_count[self.ranks.local_slice(self.batch_size)], valid.sum()))
-
-    def _move(self, column: Tensor) -> Tensor:
-        """Return this process's rows on its device, without waiting for the copy."""
-        local, device = column[self.ranks.local_slice(self.batch_size)], self.ranks.device
-        return local.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else local.to(device)
+        local, device = self.ranks.local_slice(self.batch_size), self.ranks.device
+        columns = [column[local] for column in (x_0, x_t, *times, valid, label)]
+        if device.type == "cuda":  # do not wait for the copies
+            columns = [column.pin_memory().to(device, non_blocking=True) for column in columns]
+        else:
+            columns = [column.to(device) for column in columns]
+        return Batch._make((*columns, loss_count[local], valid.sum()))
 
     def iterate(self, first_step: int) -> Iterator[Batch]:
         """Yield batches from ``first_step`` on without end; a thread builds the next one while this one is used."""

@@ -28,14 +28,24 @@ def orthogonalize(matrices: Tensor, iterations: int = 5) -> Tensor:
     Newton–Schulz iteration: X ← a·X + b·(XXᵀ)X + c·(XXᵀ)²X.
     """
     a, b, c = _COEFFICIENTS
-    x = matrices
-    is_tall = x.shape[-2] > x.shape[-1]
-    x = x.mT if is_tall else x
+    is_tall = matrices.shape[-2] > matrices.shape[-1]
+    x = matrices.mT if is_tall else matrices
     x = x / torch.linalg.matrix_norm(x, keepdim=True).clamp_min(1e-7)  # the largest singular value is now at most 1
     for _ in range(iterations):
         gram = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return x.mT if is_tall else x
+
+
+def row_factors(squares: Float[Tensor, "k m"], averages: Float[Tensor, "k m"]) -> Float[Tensor, "k m"]:
+    """Return factors that divide the rows of k matrices by their root mean square over time, and keep each norm.
+
+    Orthogonalized updates of tall matrices have rows of different size, so some neurons would learn faster. Only the
+    ratios of ``averages``, the moving averages of the mean ``squares`` of rows, matter.
+    """
+    inverse = averages.clamp_min(1e-30).rsqrt()
+    ratio = squares.sum(-1, keepdim=True) / (squares * inverse.square()).sum(-1, keepdim=True).clamp_min(1e-30)
+    return inverse * ratio.sqrt()
 
 
 class Muon(torch.optim.Optimizer):
@@ -45,11 +55,11 @@ class Muon(torch.optim.Optimizer):
     optimizers, it reads ``found_inf`` on the device: if that is 1 a step changes nothing, and the host does not wait.
 
     Args:
-        matrices: The matrices, or groups of them with options of their own.
-        weight_decay: Weights are multiplied by 1 − lr·weight_decay in each step.
-        beta2: Decay of the average of squares by which rows are normalized, see `row_factors`; None: they are not.
-        parts: Into how many equal parts the rows of a matrix are divided that are orthogonalized apart: 3 for stacked
-            queries, keys and values, which are matrices of their own.
+        matrices: The matrices, or groups of them with their own options.
+        weight_decay: Each step multiplies weights by 1 − lr·weight_decay.
+        beta2: Decay of the average of squares that normalizes rows, see `row_factors`; None: rows are not normalized.
+        parts: Into how many equal parts the rows of a matrix are divided, to be orthogonalized separately: 3 for
+            stacked queries, keys and values.
     """
 
     def __init__(
@@ -74,24 +84,21 @@ class Muon(torch.optim.Optimizer):
             by_shape: defaultdict[tuple[object, ...], list[Tensor]] = defaultdict(list)
             for matrix in group["params"]:
                 if matrix.grad is not None:
-                    self._initialise_state(matrix, group)
                     by_shape[matrix.shape, matrix.device, _is_sharded(matrix)].append(matrix)
             for matrices in by_shape.values():
                 self._update(matrices, group)
 
-    def _initialise_state(self, matrix: Tensor, group: dict[str, Any]) -> None:
-        state = self.state[matrix]
-        if "momentum_buffer" not in state:
-            state["momentum_buffer"] = torch.zeros_like(matrix)
-        if "row_squares" not in state and group["beta2"] is not None:
-            state["row_squares"] = torch.zeros(len(matrix), dtype=matrix.dtype, device=matrix.device)
-
     def _update(self, matrices: list[Tensor], group: dict[str, Any]) -> None:
         """Update matrices of one shape."""
-        buffers = [self.state[matrix]["momentum_buffer"] for matrix in matrices]
-        local, gradients, averages = (
-            [_local(a) for a in tensors] for tensors in (matrices, _gradients(matrices), buffers)
-        )
+        for matrix in matrices:
+            state = self.state[matrix]
+            if "momentum_buffer" not in state:
+                state["momentum_buffer"] = torch.zeros_like(matrix)
+            if "row_squares" not in state and group["beta2"] is not None:
+                state["row_squares"] = torch.zeros(len(matrix), dtype=matrix.dtype, device=matrix.device)
+        local = [_local(matrix) for matrix in matrices]
+        gradients = [_local(matrix.grad) for matrix in matrices if matrix.grad is not None]
+        averages = [_local(self.state[matrix]["momentum_buffer"]) for matrix in matrices]
         found_inf = self.found_inf if self.found_inf is not None else torch.zeros((), device=local[0].device)
         # the spread of the singular values leaves room for bfloat16, for which many CPUs have no instructions
         dtype = torch.bfloat16 if local[0].is_cuda else torch.float32
@@ -104,52 +111,29 @@ class Muon(torch.optim.Optimizer):
     def _orthogonalize(
         self, stacked: Tensor, matrices: list[Tensor], group: dict[str, Any], found_inf: Tensor
     ) -> Tensor:
-        """Return the updates of matrices; of those that are sharded (FSDP) every process computes the whole."""
-        if not _is_sharded(matrices[0]):
-            return self._orthogonalize_whole(stacked, matrices, group, found_inf)
-        from torch.distributed.tensor import DTensor, distribute_tensor
+        """Return orthogonalized updates with normalized rows; with FSDP each process computes all rows."""
+        if is_sharded := _is_sharded(matrices[0]):
+            from torch.distributed.tensor import DTensor, distribute_tensor
 
-        mesh, placements = matrices[0].device_mesh, matrices[0].placements  # type: ignore[attr-defined]
-        whole = [
-            DTensor.from_local(a, mesh, placements, shape=m.shape, stride=m.stride()).full_tensor()
-            for a, m in zip(stacked, matrices, strict=True)
-        ]
-        updates = self._orthogonalize_whole(torch.stack(whole), matrices, group, found_inf)
-        return torch.stack([_local(distribute_tensor(u, mesh, placements, src_data_rank=None)) for u in updates])
-
-    def _orthogonalize_whole(
-        self, stacked: Tensor, matrices: list[Tensor], group: dict[str, Any], found_inf: Tensor
-    ) -> Tensor:
-        """Return orthogonalized matrices with normalized rows, contiguous."""
+            mesh, placements = matrices[0].device_mesh, matrices[0].placements  # type: ignore[attr-defined]
+            whole = [
+                DTensor.from_local(a, mesh, placements, shape=m.shape, stride=m.stride()).full_tensor()
+                for a, m in zip(stacked, matrices, strict=True)
+            ]
+            stacked = torch.stack(whole)
         k, rows, columns = stacked.shape
         divided = stacked.reshape(k * group["parts"], rows // group["parts"], columns)
         updates = orthogonalize(divided).reshape(k, rows, columns).contiguous()
-        if (beta2 := group["beta2"]) is None:
-            return updates
-        squares = torch.linalg.vector_norm(updates, dim=-1, dtype=torch.float32).square() / columns
-        averages = [self.state[matrix]["row_squares"] for matrix in matrices]
-        before = torch.stack(averages)
-        average = torch.where(found_inf.bool(), before, before.lerp(squares.to(before.dtype), 1 - beta2))
-        torch._foreach_copy_(averages, list(average.unbind()))
-        return updates * row_factors(squares, average)[..., None].to(updates.dtype)
-
-
-def row_factors(squares: Float[Tensor, "k m"], averages: Float[Tensor, "k m"]) -> Float[Tensor, "k m"]:
-    """Return factors that divide the rows of matrices by their root mean square over time, and keep the norm of each.
-
-    Orthogonalized updates have rows of different size where a matrix is tall; so some neurons would learn faster.
-
-    Args:
-        squares: Mean square of every row of k matrices.
-        averages: Moving averages of these, of any scale.
-    """
-    inverse = averages.clamp_min(1e-30).rsqrt()
-    ratio = squares.sum(-1, keepdim=True) / (squares * inverse.square()).sum(-1, keepdim=True).clamp_min(1e-30)
-    return inverse * ratio.sqrt()
-
-
-def _gradients(matrices: list[Tensor]) -> list[Tensor]:
-    return [matrix.grad for matrix in matrices if matrix.grad is not None]
+        if (beta2 := group["beta2"]) is not None:
+            squares = torch.linalg.vector_norm(updates, dim=-1, dtype=torch.float32).square() / columns
+            averages = [self.state[matrix]["row_squares"] for matrix in matrices]
+            before = torch.stack(averages)
+            average = torch.where(found_inf.bool(), before, before.lerp(squares.to(before.dtype), 1 - beta2))
+            torch._foreach_copy_(averages, list(average.unbind()))
+            updates = updates * row_factors(squares, average)[..., None].to(updates.dtype)
+        if is_sharded:
+            updates = torch.stack([_local(distribute_tensor(u, mesh, placements, src_data_rank=None)) for u in updates])
+        return updates
 
 
 def _is_sharded(a: Tensor) -> bool:

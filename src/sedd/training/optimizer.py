@@ -22,28 +22,26 @@ MIN_FUSED_ON_CPU = 2**17
 
 def build_optimizers(network: nn.Module, config: OptimConfig) -> list[torch.optim.Optimizer]:
     """Build AdamW for all weights, or Muon for hidden matrices and AdamW for the rest; vectors have no weight decay."""
-    named = [(name, weight) for name, weight in network.named_parameters() if weight.requires_grad]
-    hidden = [(name, w) for name, w in named if config.name == "muon" and _is_hidden_matrix(name, w)]
-    hidden_ids = {id(w) for _, w in hidden}
-    rest = [w for _, w in named if id(w) not in hidden_ids]
-    groups = [
-        {"params": [w for w in rest if w.ndim >= 2], "weight_decay": config.weight_decay},
-        {"params": [w for w in rest if w.ndim < 2], "weight_decay": 0.0},
-    ]
+    matrices: list[Tensor] = []
+    vectors: list[Tensor] = []
+    hidden: dict[int, list[Tensor]] = {3: [], 1: []}  # by the number of matrices that are stacked in one
+    for name, weight in network.named_parameters():
+        if not weight.requires_grad:
+            continue
+        if weight.ndim < 2:
+            vectors.append(weight)
+        elif config.name == "muon" and weight.ndim == 2 and not any(word in name for word in _NOT_HIDDEN):
+            hidden[3 if "qkv" in name else 1].append(weight)
+        else:
+            matrices.append(weight)
+    decayed = {"params": matrices, "weight_decay": config.weight_decay}
+    groups = [group for group in (decayed, {"params": vectors, "weight_decay": 0.0}) if group["params"]]
     betas = (config.beta1, config.beta2)
-    optimizers: list[torch.optim.Optimizer] = [
-        torch.optim.AdamW([g for g in groups if g["params"]], lr=config.lr, betas=betas, fused=_uses_fused_kernel(rest))
-    ]
-    if hidden:
-        stacked = [w for name, w in hidden if "qkv" in name]
-        others = [w for name, w in hidden if "qkv" not in name]
-        by_parts = [{"params": stacked, "parts": 3}, {"params": others, "parts": 1}]
-        optimizers.append(Muon([g for g in by_parts if g["params"]], lr=config.lr, weight_decay=config.weight_decay))
+    fused = _uses_fused_kernel([*matrices, *vectors])
+    optimizers: list[torch.optim.Optimizer] = [torch.optim.AdamW(groups, lr=config.lr, betas=betas, fused=fused)]
+    if by_parts := [{"params": found, "parts": parts} for parts, found in hidden.items() if found]:
+        optimizers.append(Muon(by_parts, lr=config.lr, weight_decay=config.weight_decay))
     return optimizers
-
-
-def _is_hidden_matrix(name: str, weight: Tensor) -> bool:
-    return weight.ndim == 2 and not any(word in name for word in _NOT_HIDDEN)
 
 
 def _uses_fused_kernel(weights: Sequence[Tensor]) -> bool:
@@ -56,9 +54,8 @@ def lr_multiplier(config: OptimConfig, step: int, budget_used: float) -> float:
     """Return the learning-rate schedule's factor: linear warmup, then constant, linear or cosine decay.
 
     Args:
-        config: ``warmup_steps``, ``lr_schedule``, ``decay_fraction`` and ``final_lr_fraction`` are read.
-        step: Steps done so far; warmup counts these.
-        budget_used: Fraction of the training budget used so far; decay follows it.
+        step: Steps done so far, which warmup counts.
+        budget_used: Fraction of the training budget used so far, which decay follows.
     """
     warmup = min(1.0, (step + 1) / config.warmup_steps) if config.warmup_steps else 1.0
     progress = 1 - min(1.0, (1 - min(max(budget_used, 0.0), 1.0)) / config.decay_fraction)
@@ -73,9 +70,8 @@ def lr_multiplier(config: OptimConfig, step: int, budget_used: float) -> float:
 
 def set_learning_rate(optimizers: list[torch.optim.Optimizer], lr: float) -> None:
     """Set the learning rate of the next step."""
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            group["lr"] = lr
+    for group in (group for optimizer in optimizers for group in optimizer.param_groups):
+        group["lr"] = lr
 
 
 def step_if_finite(optimizers: list[torch.optim.Optimizer], finite: Tensor) -> None:

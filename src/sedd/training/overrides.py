@@ -2,15 +2,18 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from sedd import data
 from sedd.runtime import run_log
 from sedd.runtime.launch import find_launch, is_restart
+from sedd.schema import check_choice
 from sedd.training import checkpoint, networks
-from sedd.training.config import BudgetConfig, ModelConfig, RunConfig
+from sedd.training.config import ModelConfig, RunConfig
 from sedd.training.datasets import check_data, find_sources, require_sources
 from sedd.training.recipes import RECIPES
 from sedd.yaml_file import parse_yaml, read_settings
@@ -43,10 +46,10 @@ PATHS = {
 def decide_resume(out: Path, resume: bool) -> bool:
     """Return whether to continue the run in ``out``: if ``resume`` is given, or torchrun has restarted this process.
 
-    A run that would be overwritten is refused, and so is a folder without a run to continue, or with one whose
+    Raises ValueError for a run that would be overwritten, a folder without a run to continue, and a run whose
     checkpoints are lost.
     """
-    holds_run = (out / "config.json").is_file()
+    holds_run = (out / checkpoint.CONFIG).is_file()
     if holds_run and (resume or is_restart()):
         _check_checkpoints(out)
     if is_restart():
@@ -60,7 +63,7 @@ def decide_resume(out: Path, resume: bool) -> bool:
 
 
 def _check_checkpoints(out: Path) -> None:
-    """Raise an error for a run without checkpoints whose log shows that it had saved one."""
+    """Reject a run without checkpoints whose log shows that it had saved one."""
     root = out / checkpoint.CHECKPOINTS
     if any(root.glob("*step-*")) or not (out / run_log.LOG).is_file():  # also one that was not completely written
         return
@@ -84,8 +87,6 @@ def merge_config(
 ) -> RunConfig:
     """Merge defaults, the configuration of a run that is resumed, a recipe, a file, flags and ``sets``; later ones win.
 
-    A budget replaces all of an earlier one: one in minutes removes a limit of steps.
-
     With neither a run to resume nor a recipe nor a file, what decides size and speed is chosen for the machine,
     the data and the budget (`sizing.choose_sizing`), unless width, depth and length of the network are all given.
 
@@ -98,62 +99,57 @@ def merge_config(
         on_sizing: Called with lines that say what is trained, and what was chosen for the machine and the data.
         device: The device that size and speed are chosen for; None: the default.
     """
-    if recipe is not None and recipe not in RECIPES:
-        raise ValueError(f"recipe is {recipe!r}; choose one of {', '.join(RECIPES)}")
-    stored = _stored_config(resume) if resume else None
-    given_flags = {name: value for name, value in flags.items() if value is not None}
+    if recipe is not None:
+        check_choice("recipe", recipe, RECIPES)
+    stored = None
+    if resume and (resume / checkpoint.CONFIG).is_file():
+        stored = find_sources(checkpoint.read_run_config(resume), resume)
+    given_flags = {PATHS.get(name, name): value for name, value in flags.items() if value is not None}
     if "network" in given_flags:
         given_flags["network"] = networks.named(given_flags["network"])
-    flag_layers = [_nested(PATHS.get(name, name), value) for name, value in given_flags.items()]
-    layers: list[Mapping[str, Any]] = [
+    layers = [
         stored.as_dict() if stored else {},
         RECIPES[recipe] if recipe else {},
         _read_file(file) if file else {},
-        _merge(*flag_layers, *map(_assignment, sets)),
+        _merge(*(_nested(key, value) for key, value in given_flags.items()), *map(_assignment, sets)),
     ]
-    for i, layer in enumerate(layers):
-        if any(later.get("budget") for later in layers[i + 1 :]):
-            layers[i] = {**layer, "budget": {}}  # --minutes 60 is not cut short by the number of steps of a recipe
-    given = _merge(*layers)
+    budgets = [layer["budget"] for layer in layers if layer.get("budget")]
+    given = _merge(*layers) | {"budget": budgets[-1] if budgets else {}}  # --minutes 60 removes a recipe's steps
     if _section(given, "data").get("label") is not None:
         given = _merge({"data": {"packing": "lines"}}, given)  # packed text has no records to label
     config = RunConfig.from_dict(given).check_trainable()
+    sources = config.data.sources
     _allow_network(layers, resume, file)
     if config.network:
         networks.import_class(config.network)  # an error comes before any work
-    if resume and stored and config.data.sources == stored.data.sources:
+    if resume and stored and sources == stored.data.sources:
         require_sources(config, resume, f"sedd train DATA --out {resume} --resume")
-    if config.data.sources:
+    if sources:
         check_data(config.data)
-    is_sized = not (stored or recipe or file) and _needs_sizing(config, given)
+    is_open = bool({"width", "depth", "seq_len"} - _section(given, "model").keys())
+    # several processes could choose differently, so defaults apply
+    is_sized = bool(is_open and sources and not (stored or recipe or file) and find_launch().world_size == 1)
+    choices: list[Callable[[RunConfig, Mapping[str, Any], str | None], dict[str, Any]]]
+    choices = [_read_packing, partial(_fit_length, on_sizing)]
     if is_sized:
         RunConfig.from_dict(given).resolved()  # raises an error if options contradict each other
-        named, others = config.data.sources[:3], len(config.data.sources) - 3
-        what = ", ".join(named) + (f" and {others:,} more" if others > 0 else "")
+        what = ", ".join(sources[:3]) + (f" and {len(sources) - 3:,} more" if len(sources) > 3 else "")
         on_sizing(f"{what}: the network is chosen for this machine, the data and the budget")
         from sedd.training import sizing  # imports torch, which takes seconds: not before an error
 
-        given = _merge(sizing.choose_tokenizer(config.data, device), given)
-    given = _fit_to_records(given, on_sizing)
-    if is_sized:
-        given = _merge(sizing.choose_features(RunConfig.from_dict(given), device), given)
-        given = _merge(sizing.choose_sizing(RunConfig.from_dict(given), _section(given, "model"), device), given)
-        on_sizing(sizing.describe_sizing(RunConfig.from_dict(given), device))
+        choices = [sizing.choose_tokenizer, *choices, sizing.choose_features, sizing.choose_sizing]
+    for choose in choices:
+        given = _merge(choose(RunConfig.from_dict(given), given, device), given)
     config = RunConfig.from_dict(given)
+    if is_sized:
+        on_sizing(sizing.describe_sizing(config, device))
     config.model.check_heads()
     config = config.resolved()
     if resume and stored and config.budget != stored.budget:
-        _check_budget_left(config.budget, resume)
-    if config.data.sources and not is_sized:
-        origin = (
-            f"recipe {recipe}"
-            if recipe
-            else f"run {resume}"
-            if stored
-            else f"settings of {file}"
-            if file
-            else "as given"
-        )
+        _check_budget_left(config, resume)
+    if sources and not is_sized:
+        origins = {"recipe": recipe, "run": stored and resume, "settings of": file}
+        origin = next((f"{kind} {name}" for kind, name in origins.items() if name), "as given")
         on_sizing(f"{origin}: {config.describe_sizes()}, {config.budget.describe()}")
     return config
 
@@ -161,7 +157,7 @@ def merge_config(
 def _allow_network(layers: Sequence[Mapping[str, Any]], resume: Path | None, file: Path | None) -> None:
     """Allow the network of a run that is resumed, of a settings file and of flags.
 
-    A config.json is no settings file that the user wrote: its network must be that of a run of the user's own.
+    The user did not write a config.json: its network must be that of a run of the user's own.
     """
     stored, _, in_file, given = (_section(layer, "network") for layer in layers)
     if resume and stored:
@@ -179,18 +175,18 @@ def _allow_network(layers: Sequence[Mapping[str, Any]], resume: Path | None, fil
         )
 
 
-def _check_budget_left(budget: BudgetConfig, run: Path) -> None:
-    """Refuse to resume a run with a budget that it has used up already."""
-    saved = checkpoint.list_checkpoints(run / checkpoint.CHECKPOINTS)
-    if not saved:
-        return
+def _check_budget_left(config: RunConfig, run: Path) -> None:
+    """Reject a budget that the run has used up; a damaged checkpoint is reported when the run is resumed."""
     try:
-        state = checkpoint.read_state(saved[0])
-    except ValueError:  # a damaged checkpoint is reported when the run is resumed
+        state = checkpoint.read_state(checkpoint.list_checkpoints(run / checkpoint.CHECKPOINTS)[0])
+    except (IndexError, ValueError):
         return
     progress = state["step"] or 0, state["tokens"] or 0, state.get("seconds") or 0.0
-    if budget.spent(*progress) >= 1:
-        raise ValueError(f"{run} cannot be resumed: {budget.describe_spent(*progress)}")
+    if config.budget.spent(*progress) >= 1:
+        raise ValueError(f"{run} cannot be resumed: {config.budget.describe_spent(*progress)}")
+
+
+# Layers ----------------------------------------------------------------------------------------------------
 
 
 def _read_file(file: Path) -> dict[str, Any]:
@@ -210,6 +206,12 @@ def _merge(*layers: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
+def _section(given: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Return the keys of a section that were given."""
+    section = given.get(name)
+    return section if isinstance(section, Mapping) else {}
+
+
 def _nested(key: str, value: Any) -> dict[str, Any]:
     """Return the mapping that sets a dotted key alone."""
     for name in reversed(key.split(".")):
@@ -225,54 +227,36 @@ def _assignment(text: str) -> dict[str, Any]:
     value = value.strip()
     if value.startswith(("[", "{", '"', "'")):
         return _nested(key, parse_yaml(f"the value of {key}", value))
-    if key.startswith("network."):  # whose types no schema states
-        return _nested(key, _number(value))
+    if key.startswith("network."):  # no schema states the types of these: a number, true, false or null, else text
+        with suppress(ValueError):
+            return _nested(key, json.loads(value.lower() if value.lower() in ("true", "false") else value))
+        return _nested(key, value)
     return _nested(key, None if value.lower() in ("", "null", "~") else value)
 
 
-def _number(text: str) -> Any:
-    """Return the number, truth value or null that a text is in JSON, or the text."""
-    try:
-        return json.loads(text.lower() if text.lower() in ("true", "false") else text)
-    except ValueError:
-        return text
+def _read_packing(config: RunConfig, given: Mapping[str, Any], device: str | None) -> dict[str, Any]:
+    """Take packing and padding of prepared data from its index."""
+    sources = config.data.sources
+    if len(sources) != 1 or not data.is_prepared(sources[0]):
+        return {}
+    index, wanted = data.Index.read(Path(sources[0])), _section(given, "data").get("packing")
+    if wanted not in (None, index.packing):
+        raise ValueError(
+            f"data.packing is {wanted}, and {sources[0]} was prepared with {index.packing}; prepare the text again "
+            f"with --packing {wanted}, or train with --packing {index.packing}"
+        )
+    return {"data": {"packing": index.packing, **({"pad": index.pad} if index.pad else {})}}
 
 
-def _section(given: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """Return the keys of a section that were given."""
-    section = given.get(name)
-    return section if isinstance(section, Mapping) else {}
-
-
-def _fit_to_records(given: dict[str, Any], on_sizing: Callable[[str], None]) -> dict[str, Any]:
-    """Take packing and padding of prepared data from its index, and the length of records from the longest."""
-    sources = RunConfig.from_dict(given).data.sources
-    if len(sources) == 1 and data.is_prepared(sources[0]):
-        index, wanted = data.Index.read(Path(sources[0])), _section(given, "data").get("packing")
-        if wanted not in (None, index.packing):
-            raise ValueError(
-                f"data.packing is {wanted}, and {sources[0]} was prepared with {index.packing}; prepare the text again "
-                f"with --packing {wanted}, or train with --packing {index.packing}"
-            )
-        given = _merge({"data": {"packing": index.packing, **({"pad": index.pad} if index.pad else {})}}, given)
-    options = RunConfig.from_dict(given).data
-    if options.packing != "lines" or not sources or "seq_len" in _section(given, "model"):
-        return given
+def _fit_length(
+    on_sizing: Callable[[str], None], config: RunConfig, given: Mapping[str, Any], device: str | None
+) -> dict[str, Any]:
+    """Take the length of sequences from the longest record, unless it is given."""
+    options = config.data
+    if options.packing != "lines" or not options.sources or "seq_len" in _section(given, "model"):
+        return {}
     lengths = data.scan_record_lengths(
-        sources, options.tokenizer, options.column, options.encoding, options.fitted_fraction
+        options.sources, options.tokenizer, options.column, options.encoding, options.fitted_fraction
     )
     on_sizing(f"{lengths}: sequences have {lengths.longest} tokens{lengths.advice()}")
-    return _merge({"model": {"seq_len": lengths.longest}}, given)
-
-
-def _needs_sizing(config: RunConfig, given: Mapping[str, Any]) -> bool:
-    """Whether the network's size is open; several processes could choose differently, so defaults apply."""
-    open_keys = {"width", "depth", "seq_len"} - _section(given, "model").keys()
-    return bool(open_keys and config.data.sources) and find_launch().world_size == 1
-
-
-def _stored_config(out: Path) -> RunConfig | None:
-    """Return the stored configuration of the run in ``out``, if there is one, with its data where it is now."""
-    if not (out / "config.json").is_file():
-        return None
-    return find_sources(checkpoint.read_run_config(out), out)
+    return {"model": {"seq_len": lengths.longest}}

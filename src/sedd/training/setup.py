@@ -33,16 +33,8 @@ class DiffusionSetup(NamedTuple):
 
 
 def build_setup(config: RunConfig, vocab_size: int, token_counts: Sequence[int] | None = None) -> DiffusionSetup:
-    """Build the process, schedule and objective of a run.
-
-    Args:
-        config: The run.
-        vocab_size: Number of tokens.
-        token_counts: How often each token occurs in the training data, for process ``frequency``.
-    """
-    noise: dict[str, Any] = {}
-    if config.noise.mask_share is not None:
-        noise["mask_share"] = config.noise.mask_share
+    """Build the process, schedule and objective of a run; process ``frequency`` needs the counts of the tokens."""
+    noise: dict[str, Any] = {} if config.noise.mask_share is None else {"mask_share": config.noise.mask_share}
     if token_counts is not None:
         noise["frequencies"] = [count + 1 for count in token_counts]  # a token that never occurs may be noise too
     process: Process = PROCESSES.build(config.noise.process, vocab_size, **noise)
@@ -93,14 +85,7 @@ def build_network(config: RunConfig, setup: DiffusionSetup, labels: int = 0) -> 
 def build_model(
     config: RunConfig, network: nn.Module, setup: DiffusionSetup, cuda_graphs: bool = False
 ) -> parameterization.DiscreteModel:
-    """Build the model of a run from its network.
-
-    Args:
-        config: The run.
-        network: Its network.
-        setup: Its process, schedule and objective.
-        cuda_graphs: Compute hidden states by CUDA graphs where the network is on a GPU; not for training.
-    """
+    """Build the model of a run from its network; ``cuda_graphs`` are for inference, and used on a GPU only."""
     network = adapt(network)
     can_use_graphs = cuda_graphs and not isinstance(network, AdaptedNetwork) and next(network.parameters()).is_cuda
     graphed = GraphedBackbone(network) if can_use_graphs else None

@@ -3,7 +3,7 @@
 import math
 import os
 import time
-from collections.abc import Collection
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,7 +27,7 @@ TOKENS_PER_WEIGHT = {"cpu": 1, "cuda": 4}
 WEIGHTS_PER_BYTE = 7
 """Maximum of weights of the blocks per byte of data, against memorizing short texts; an estimate."""
 MAX_LOSS = 2
-"""Errors of the formula in `scaling` by which the best size may be expected to be better than the one chosen."""
+"""Errors of the formula by which the best size may be expected to be better than the one chosen."""
 BPE_CHARACTERS = 3.0
 """About how many characters a token of byte-pair encoding has, before the tokenizer is fitted."""
 OWN_SPEED = 0.2
@@ -38,8 +38,8 @@ MAX_NGRAMS, MAX_NGRAM_ROWS = 3, 4096
 """Longest n-grams, and most of one length, whose embeddings a network on a CPU has; see the log."""
 LOSS_WEIGHTING = 0.5
 """Loss weighting under absorbing noise: weights of the bound, 1/t, give the noisiest gradients; see the log."""
-WEIGHTED_OBJECTIVES = ("score-entropy", "lambda-dce", "t-dce", "any-order")
-"""Objectives whose value is the bound, with which it was measured."""
+BOUND_OBJECTIVES = ("score-entropy", "lambda-dce", "t-dce", "any-order")
+"""Objectives whose value is the bound, with which loss weighting and expected bits were measured."""
 CHARACTERS, RECORD_CHARACTERS = 32, 64
 """Most characters of an alphabet that has a token for each: of packed text, and of records, one per line or row.
 
@@ -49,32 +49,31 @@ MIN_BPE_BYTES = 200_000
 """Shorter texts are read as bytes: too few of the pairs that byte-pair encoding joins would occur often enough."""
 
 
-def choose_features(config: RunConfig, device_name: str | None = None) -> dict[str, dict[str, Any]]:
+def choose_features(config: RunConfig, given: Mapping[str, Any], device: str | None = None) -> dict[str, Any]:
     """Return n-grams, norm and loss weighting of a run without a recipe; the expected bits depend on them."""
-    values: dict[str, dict[str, Any]] = {}
-    is_cpu = _device(device_name) == "cpu"
+    values: dict[str, Any] = {}
     is_modern = config.model.architecture == "modern" and not config.network
-    if is_cpu and is_modern and config.objective != "ratio-matching":
-        values["model"] = {"ngrams": choose_ngrams(config.data), "embedding_norm": True}
-    if config.noise.process == "absorbing" and config.objective in WEIGHTED_OBJECTIVES:
+    if _kind(device) == "cpu" and is_modern and config.objective != "ratio-matching":
+        rows = (_vocabulary_size(config.data) or MAX_NGRAM_ROWS) + 2
+        ngrams = next((n for n in range(MAX_NGRAMS, 0, -1) if rows**n <= MAX_NGRAM_ROWS), 0)
+        values["model"] = {"ngrams": ngrams, "embedding_norm": True}
+    if config.noise.process == "absorbing" and config.objective in BOUND_OBJECTIVES:
         values["train"] = {"loss_weighting": LOSS_WEIGHTING}
     return values
 
 
-def choose_sizing(
-    config: RunConfig, given: Collection[str], device_name: str | None = None
-) -> dict[str, dict[str, Any]]:
+def choose_sizing(config: RunConfig, given: Mapping[str, Any], device: str | None = None) -> dict[str, Any]:
     """Return values of the keys that decide size and speed, for the device, data and budget of ``config``.
 
     Args:
         config: The run, with `choose_features`, and with defaults for the values that are to be chosen.
-        given: The keys of ``model`` that were given and are kept; heads and batch fit them.
-        device_name: The device that was given; None: the default.
+        given: The keys that were given and are kept; heads and batch fit them.
+        device: The device that was given; None: the default.
     """
-    device = _device(device_name)
-    flops = _budget_flops(config, device)
-    is_fixed = "seq_len" in given or config.data.packing == "lines"
-    seq_len = config.model.seq_len if is_fixed else 64 if device == "cpu" else 256
+    kind, kept = _kind(device), given.get("model", {})
+    flops = 60 * (config.budget.minutes or DEFAULT_MINUTES) * measure_flops(kind)
+    is_fixed = "seq_len" in kept or config.data.packing == "lines"
+    seq_len = config.model.seq_len if is_fixed else 64 if kind == "cpu" else 256
     values: dict[str, dict[str, Any]] = {
         "model": {"seq_len": seq_len},
         "optim": {"warmup_steps": 50, "lr_schedule": "linear", "final_lr_fraction": 0.0, "ema_decay": 0.99},
@@ -82,40 +81,29 @@ def choose_sizing(
     if config.network:  # its size is given, and AdamW's learning rate fits more networks than Muon's
         affordable = OWN_SPEED * flops / 6 / count_weights(config, seq_len)
     else:
-        width, depth = choose_size(config, device)
-        width = config.model.width if "width" in given else width
-        depth = config.model.depth if "depth" in given else depth
+        width, depth = _choose_size(config, kind, flops)
+        width = config.model.width if "width" in kept else width
+        depth = config.model.depth if "depth" in kept else depth
         heads = next((n for n in range(max(2, width // 64), 0, -1) if width % (2 * n) == 0), 1)
         values["model"] |= {"width": width, "depth": depth, "heads": heads}
         values["optim"] |= {"name": "muon", "lr": 1e-2 if width <= 128 else 5e-3}
-        affordable = affordable_tokens((width, depth), flops, device)
+        affordable = affordable_tokens((width, depth), flops, kind)
     sequences = 2 ** round(math.log2(max(1024, min(affordable / STEPS, 65_536)) / seq_len))
-    values["train"] = {"batch_size": max(4, sequences), "precision": "float32" if device == "cpu" else "bfloat16"}
+    values["train"] = {"batch_size": max(4, sequences), "precision": "float32" if kind == "cpu" else "bfloat16"}
     if config.budget.minutes is config.budget.steps is config.budget.tokens is None:
         values["budget"] = {"minutes": DEFAULT_MINUTES}
     return values
 
 
-def count_weights(config: RunConfig, seq_len: int) -> int:
-    """Return about how many weights a network of the user's own has; its vocabulary may not be known yet."""
-    states = (_vocabulary_size(config.data) or 256) + 1
-    with torch.random.fork_rng(devices=[]):
-        network = networks.build(config.network, states, seq_len, labels=int(config.data.label is not None))
-    return max(1, sum(p.numel() for p in network.parameters()))
-
-
-def choose_size(config: RunConfig, device: str) -> tuple[int, int]:
+def _choose_size(config: RunConfig, device: str, flops: float) -> tuple[int, int]:
     """Return the width and depth of the network that ``sedd train`` chooses.
 
-    The budget's seconds, times the measured speed of matrix products, give the arithmetic that can be spent: 6
+    ``flops``, the budget's seconds times the measured speed of matrix products, are the arithmetic that can be spent: 6
     operations per weight and token. Of the sizes that can then be trained on enough tokens, and have not too many
     weights for the data, it is the largest; where the bits of these sizes can be expected, the largest that is at most
     `MAX_LOSS` errors worse than the best.
-
-    Args:
-        config: The run, with `choose_features`.
     """
-    flops, available = _budget_flops(config, device), source_bytes(config.data)
+    available = source_bytes(config.data)
     tokens = {size: affordable_tokens(size, flops, device) for size in SIZES}
     fitting = [
         size
@@ -124,46 +112,70 @@ def choose_size(config: RunConfig, device: str) -> tuple[int, int]:
         and block_weights(size) <= WEIGHTS_PER_BYTE * available
     ] or [SIZES[0]]
     formula = formula_of(config)
-    if formula is None or not _is_prose(config.data):
+    if formula is None or not (_is_local_text(config.data) and is_prose(_first_text(config.data, Found()) or "")):
         return fitting[-1]
     per_token = BPE_CHARACTERS if config.data.tokenizer.startswith("bpe") else 1.0
-    expected = {
-        size: bits
-        for size in fitting
-        if (bits := formula.expected_bits(block_weights(size), per_token * tokens[size], available)) is not None
-    }
+    found = {size: formula.expected_bits(block_weights(size), per_token * tokens[size], available) for size in fitting}
+    expected = {size: bits for size, bits in found.items() if bits is not None}
     if fitting[-1] not in expected:  # it is unlike what was measured
         return fitting[-1]
     return [size for size in expected if expected[size] <= min(expected.values()) + MAX_LOSS * formula.error][-1]
 
 
-def _device(name: str | None) -> str:
-    return "cuda" if resolve_device(name).type == "cuda" else "cpu"
+def choose_tokenizer(config: RunConfig, given: Mapping[str, Any], device: str | None = None) -> dict[str, Any]:
+    """Return a tokenizer for the data: characters for a small alphabet, BPE for longer texts, else bytes; or integers.
 
-
-def _budget_flops(config: RunConfig, device: str) -> float:
-    """Return the floating-point operations of matrix products that the budget's time is enough for."""
-    return 60 * (config.budget.minutes or DEFAULT_MINUTES) * measure_flops(device)
+    Nothing, to leave it as it is, for prepared data, arrays and data sets that are elsewhere.
+    """
+    options, found = config.data, Found()
+    if not _is_local_text(options):
+        return {}
+    text, size, is_packed = _first_text(options, found), source_bytes(options), options.packing == "packed"
+    if text is None:
+        tokenizer = "ints"
+    elif found.has_many_odd:
+        tokenizer = "bytes"
+    elif not found.odd_bytes and len(set(text)) <= (CHARACTERS if is_packed else RECORD_CHARACTERS):
+        tokenizer = "chars"
+    elif is_packed and size >= MIN_BPE_BYTES:
+        tokenizer = f"bpe:{min(8192 if _kind(device) == 'cuda' else 2048, max(512, 2 ** round(math.log2(size / 500))))}"
+    else:
+        tokenizer = "bytes"
+    return {"data": {"tokenizer": tokenizer}}
 
 
 def describe_sizing(config: RunConfig, device_name: str | None = None) -> str:
     """Return one line that says what a run without a recipe trains, and for what it was chosen."""
-    budget = config.budget
-    cuda, size = resolve_device(device_name).type == "cuda", source_bytes(config.data)
-    threads = torch.get_num_threads()
-    device = torch.cuda.get_device_name() if cuda else f"a CPU with {threads} thread{'s' * (threads > 1)}"
+    size, threads = source_bytes(config.data), torch.get_num_threads()
+    is_cpu = _kind(device_name) == "cpu"
+    device = f"a CPU with {threads} thread{'s' * (threads > 1)}" if is_cpu else torch.cuda.get_device_name()
     return (
         f"without a recipe: {config.describe_sizes()}; chosen for "
-        f"{budget.minutes or DEFAULT_MINUTES:g} minutes on {device} and "
+        f"{config.budget.minutes or DEFAULT_MINUTES:g} minutes on {device} and "
         f"{f'{size / 1e6:,.1f} MB of data' if size < math.inf else 'data of unknown size'}; change it by --recipe, or "
         "--set as in model.width=256"
     )
+
+
+# Cost ------------------------------------------------------------------------------------------------------
+
+
+def _kind(device: str | None) -> str:
+    return "cuda" if resolve_device(device).type == "cuda" else "cpu"
 
 
 def block_weights(size: tuple[int, int]) -> int:
     """Return the weights of the blocks: 12 matrices of width × width in each."""
     width, depth = size
     return 12 * depth * width**2
+
+
+def count_weights(config: RunConfig, seq_len: int) -> int:
+    """Return about how many weights a network of the user's own has; its vocabulary may not be known yet."""
+    states = (_vocabulary_size(config.data) or 256) + 1
+    with torch.random.fork_rng(devices=[]):
+        network = networks.build(config.network, states, seq_len, labels=int(config.data.label is not None))
+    return max(1, sum(p.numel() for p in network.parameters()))
 
 
 def affordable_tokens(size: tuple[int, int], flops: float, device: str) -> float:
@@ -190,22 +202,25 @@ def measure_flops(device: str) -> float:
     return 2 * size**3 / min(seconds)
 
 
+# Data ------------------------------------------------------------------------------------------------------
+
+
+def _is_local_text(options: DataConfig) -> bool:
+    """Return whether the sources are files of text: no prepared data, data sets of the Hub or arrays of ids."""
+    if data.is_prepared(options.sources[0]) or any(source.startswith("hf:") for source in options.sources):
+        return False
+    return not holds_ids([file for source in data.expand_sources(options.sources) for file in source.files])
+
+
 def source_bytes(options: DataConfig) -> float:
     """Return about how many bytes the sources hold, of a compressed file three times its size; infinity if unknown."""
     if len(options.sources) == 1 and data.is_prepared(options.sources[0]):
         return float(data.Index.read(Path(options.sources[0])).bytes)
-    if _is_elsewhere(options):
+    if any(source.startswith("hf:") for source in options.sources):
         return math.inf
     files = [file for source in data.expand_sources(options.sources) for file in source.files]
     compressed = (".gz", ".xz", ".bz2", ".zst")
     return sum(os.path.getsize(file) * (3.0 if file.suffix.lower() in compressed else 1.0) for file in files)
-
-
-def choose_ngrams(options: DataConfig) -> int:
-    """Return the length of the longest n-grams of which there are few enough; 0 if there is none or that is unknown."""
-    if (vocabulary := _vocabulary_size(options)) is None:
-        return 0
-    return next((n for n in range(MAX_NGRAMS, 0, -1) if (vocabulary + 2) ** n <= MAX_NGRAM_ROWS), 0)
 
 
 def _vocabulary_size(options: DataConfig) -> int | None:
@@ -213,36 +228,11 @@ def _vocabulary_size(options: DataConfig) -> int | None:
     kind, _, size = options.tokenizer.partition(":")
     if data.is_prepared(options.sources[0]):
         return data.Index.read(Path(options.sources[0])).vocab_size
-    if _is_elsewhere(options) or _holds_ids(options):
+    if not _is_local_text(options):
         return None
     if kind == "chars":
         return len(set(_first_text(options, Found()) or ""))
     return 256 if kind == "bytes" else int(size) if kind == "bpe" else None
-
-
-def _is_prose(options: DataConfig) -> bool:
-    """Whether the sources are files of text in words."""
-    if data.is_prepared(options.sources[0]) or _is_elsewhere(options) or _holds_ids(options):
-        return False
-    return is_prose(_first_text(options, Found()) or "")
-
-
-def _is_elsewhere(options: DataConfig) -> bool:
-    return any(source.startswith("hf:") for source in options.sources)
-
-
-def _holds_ids(options: DataConfig) -> bool:
-    return holds_ids([file for source in data.expand_sources(options.sources) for file in source.files])
-
-
-def choose_tokenizer(options: DataConfig, device_name: str | None = None) -> dict[str, dict[str, str]]:
-    """Return a tokenizer for the data: characters for a small alphabet, BPE for longer texts, else bytes; or integers.
-
-    Nothing, to leave it as it is, for prepared data, arrays and data sets that are elsewhere.
-    """
-    if data.is_prepared(options.sources[0]) or _is_elsewhere(options) or _holds_ids(options):
-        return {}
-    return {"data": {"tokenizer": _tokenizer(options, 8192 if resolve_device(device_name).type == "cuda" else 2048)}}
 
 
 def _first_text(options: DataConfig, found: Found) -> str | None:
@@ -259,25 +249,19 @@ def _first_text(options: DataConfig, found: Found) -> str | None:
     return text
 
 
-def _tokenizer(options: DataConfig, most: int) -> str:
-    found = Found()
-    text, size = _first_text(options, found), source_bytes(options)
-    if text is None:
-        return "ints"
-    if found.has_many_odd:
-        return "bytes"
-    if not found.odd_bytes and len(set(text)) <= (RECORD_CHARACTERS if options.packing == "lines" else CHARACTERS):
-        return "chars"
-    if options.packing == "lines" or size < MIN_BPE_BYTES:
-        return "bytes"
-    return f"bpe:{min(most, max(512, 2 ** round(math.log2(size / 500))))}"
+def is_prose(text: str) -> bool:
+    """Return whether a text is in words, of letters with spaces between them, as DNA and molecules are not."""
+    letters, spaces = sum(map(str.isalpha, text)), sum(map(str.isspace, text))
+    return letters + spaces > 0.75 * len(text) and 0.05 * len(text) < spaces < 0.35 * len(text)
+
+
+# Expected bits ---------------------------------------------------------------------------------------------
 
 
 RANGE = 1.5
 """How far outside the measured weights, characters and characters per weight a run may be, as a factor."""
 MAX_PASSES = 10.0
 """Passes over the data from which repeated characters are expected to be worth less."""
-OBJECTIVES = ("score-entropy", "lambda-dce", "t-dce", "any-order")
 
 
 class Formula(NamedTuple):
@@ -331,13 +315,7 @@ def formula_of(config: RunConfig) -> Formula | None:
     """
     tokenizer = config.data.tokenizer.partition(":")[0]
     is_text = config.data.packing == "packed" and tokenizer in ("bytes", "chars", "bpe")
-    if config.network or not is_text or config.noise.process != "absorbing" or config.objective not in OBJECTIVES:
+    if config.network or not is_text or config.noise.process != "absorbing" or config.objective not in BOUND_OBJECTIVES:
         return None
     is_sized = tokenizer == "bpe" and config.model.ngrams and config.train.loss_weighting
     return SIZED if is_sized else GENERAL
-
-
-def is_prose(text: str) -> bool:
-    """Whether a text is one in words, of letters with spaces between them, as DNA and molecules are not."""
-    letters, spaces = sum(map(str.isalpha, text)), sum(map(str.isspace, text))
-    return letters + spaces > 0.75 * len(text) and 0.05 * len(text) < spaces < 0.35 * len(text)

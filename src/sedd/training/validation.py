@@ -29,15 +29,8 @@ def validation_bound(
 ) -> likelihood.LikelihoodEstimate[float]:
     """Estimate the variational bound over ``count`` sequences in nats per token; padding does not count.  [§8]
 
-    Args:
-        model: ``model(valid, label)`` is the model of sequences with this padding and these labels; with labels, the
-            bound is one on −log p(x | label).
-        setup: The process, schedule and objective of the run.
-        blocks: The validation data.
-        ranks: The processes, among which the sequences are divided.
-        count: Number of sequences; they repeat where there are fewer.
-        batch_size: Sequences per process at a time.
-        seed: Seed of times and noise.
+    ``model(valid, label)`` is the model of sequences with this padding and these labels; with labels, the bound is one
+    on −log p(x | label). ``batch_size`` is per process. If ``blocks`` has fewer sequences, they repeat.
     """
     columns = _validation_columns(setup, blocks, count, batch_size * ranks.world_size, seed)
     local = [a[ranks.rank :: ranks.world_size].to(ranks.device) for a in columns]
