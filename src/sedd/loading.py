@@ -39,14 +39,10 @@ class LoadedModel:
     tokenizer: Tokenizer
     config: RunConfig
     folder: Path
-    labels: tuple[str, ...] = ()
-    """The labels that it was trained with."""
-    label: str | None = None
-    """The label that ``model`` is conditioned on; None: none."""
-    sha256: str | None = None
-    """Hash of the file of its weights; None: they are from no file."""
-    data_sha256: str | None = None
-    """Hash of the data it was trained on, if it was recorded."""
+    labels: tuple[str, ...] = ()  # that it was trained with
+    label: str | None = None  # that ``model`` is conditioned on
+    sha256: str | None = None  # of the file of its weights, if they are from a file
+    data_sha256: str | None = None  # of the data it was trained on, if it was recorded
 
     @cached_property
     def learned_pad(self) -> int | None:
@@ -119,15 +115,26 @@ def load_model(
     Args:
         folder: A model folder, one of a run's checkpoints, or the run, of which `checkpoint.best_or_newest` is taken.
         weights: ``ema``, the exponential moving average, or ``model``, the weights of the last step.
-        precision: Precision of matrix products, float32 or bfloat16; None: on a GPU that of training.
+        precision: Precision of matrix products, float32 or bfloat16; None: on a GPU, the precision of training.
         network: The class of a network of the user's own, or its name, instead of the name in its configuration.
     """
     path, config, vocab_size, labels, data_sha256, token_counts = checkpoint.find_model(folder, weights)
-    config = _with_network(config, path, network)
+    if network is None:
+        networks.allow_own(checkpoint.run_folder(path), config.network)
+    else:  # what the user named, which alone may be imported
+        name = networks.allow(network)
+        if not config.network:
+            raise ValueError(f"network is {name}, and {path} has sedd's own transformer; leave network out")
+        config = replace(config, network={**config.network, "class": name})
     setup = build_setup(config, vocab_size, token_counts)
     stored, tokenizer = checkpoint.load_weights(path, weights), load_tokenizer(path)
-    if difference := _difference(config, setup, len(labels), stored.tensors):
-        raise ValueError(f"{path / weights}.safetensors is not of the model in its config.json: {difference}")
+    with torch.device("cpu" if config.network else "meta"):  # a network of the user's own may need values
+        expected = _shapes(build_network(config, setup, len(labels)).state_dict())  # this takes no memory
+    found = _shapes(stored.tensors)
+    if differing := [name for name in expected | found if expected.get(name) != found.get(name)]:
+        shapes = f"{found.get(differing[0], 'none')} in the file and {expected.get(differing[0], 'none')} in the model"
+        sentence = f"{differing[0]} has the shape {shapes}"
+        raise ValueError(f"{path / weights}.safetensors is not of the model in its config.json: {sentence}")
     built = build_network(config, setup, len(labels))
     built.load_state_dict(stored.tensors)
     half_precision = config.train.precision != "float32"  # float8 is for training alone
@@ -139,28 +146,8 @@ def load_model(
     )
 
 
-def _difference(config: RunConfig, setup: DiffusionSetup, labels: int, weights: Mapping[str, torch.Tensor]) -> str:
-    """Return how weights differ from the network of a configuration, which takes no memory here; empty: they fit."""
-    with torch.device("cpu" if config.network else "meta"):  # a network of the user's own may need values
-        expected = build_network(config, setup, labels).state_dict()
-    for name, value in expected.items():
-        if name not in weights:
-            return f"{name} is missing"
-        if weights[name].shape != value.shape:
-            return f"{name} has shape {tuple(weights[name].shape)} instead of {tuple(value.shape)}"
-    unknown = next((name for name in weights if name not in expected), None)
-    return f"{unknown} is not part of it" if unknown else ""
-
-
-def _with_network(config: RunConfig, path: Path, network: type[nn.Module] | str | None) -> RunConfig:
-    """Return the configuration of a model with the network that the user named, which alone may be imported."""
-    if network is None:
-        networks.allow_own(checkpoint.run_folder(path), config.network)
-        return config
-    name = networks.allow(network)
-    if not config.network:
-        raise ValueError(f"network is {name}, and {path} has sedd's own transformer; leave network out")
-    return replace(config, network={**config.network, "class": name})
+def _shapes(weights: Mapping[str, torch.Tensor]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(value.shape) for name, value in weights.items()}
 
 
 def convert_precision(loaded: LoadedModel, precision: str, device: str | None = None) -> LoadedModel:

@@ -10,7 +10,6 @@ import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import repeat
 from pathlib import Path
 from typing import Any, final
 
@@ -28,7 +27,6 @@ from sedd.runtime.distributed import Ranks
 from sedd.samplers import Prompt, SamplingRun, SamplingStats, template
 from sedd.sampling_settings import SamplingSettings, shows_settings
 from sedd.schema import MAX_SAMPLES, check_count
-from sedd.tokenizer import Ids
 from sedd.training import checkpoint
 from sedd.training.datasets import check_data, prepare_data
 
@@ -43,13 +41,12 @@ def load(
     """Load a model.
 
     Args:
-        source: The folder of a run, whose best checkpoint is loaded, of one of its checkpoints or of a model; or the
-            name of a bundled model (``stories``), or of one on the Hugging Face Hub. Published SEDD, RADD and MDLM
-            checkpoints are read directly where they are safetensors; convert pickles with ``sedd import`` first.
+        source: The folder of a run, of one of its checkpoints or of a model; the name of a bundled model (``stories``),
+            or of one on the Hugging Face Hub. Published checkpoints (SEDD, RADD, MDLM) are read if they are
+            safetensors; convert pickles with ``sedd import`` first.
         device: cpu, cuda, cuda:N or mps; by default the GPU of CUDA if there is one.
         weights: ``ema``, the exponential moving average, or ``model``, the weights of the last step.
-        network: The class of the model's network, or its import path, where it is not sedd's own. It is needed unless
-            you trained the model here or its package has an entry point.
+        network: The class or import path of a network of your own, if you did not train the model here.
     """
     return Model(hub.from_pretrained(source, weights=weights, device=str(resolve_device(device)), network=network))
 
@@ -72,7 +69,7 @@ def train(
         out: The folder of the run.
         recipe: A named configuration to start from: tiny, text8, text8-uniform, english, dna, molecules, small, medium.
         resume: Continue from the newest checkpoint in ``out``.
-        on_event: Called with each event and its record, in every process; by default a progress bar shows them.
+        on_event: Called with each event and its record, in every process, instead of a progress bar.
         track: Send the log to a tracker too: wandb or trackio.
         device: cpu, cuda or cuda:N; by default the GPU if there is one.
         **options: Options of ``sedd train`` (steps, minutes, tokenizer, objective, process, seed …), or sections of
@@ -112,11 +109,8 @@ class Text:
 
     text: str
     ids: tuple[int, ...]
-    """Token ids."""
-    tokens: tuple[str, ...]
-    """The text of each token, in printable form."""
-    steps: tuple[int, ...]
-    """The step at which each token was revealed; 0 for a given token."""
+    tokens: tuple[str, ...]  # the text of each token, in printable form
+    steps: tuple[int, ...]  # the step at which each token was revealed; 0 for a given token
     template: str | None = None
 
     def __str__(self) -> str:
@@ -146,8 +140,7 @@ class Bound:
 
     text: str
     nats: float
-    stderr: float
-    """Standard error of ``nats``; 0 where it is exact."""
+    stderr: float  # standard error of ``nats``; 0 where it is exact
     tokens: int
     is_exact: bool
 
@@ -181,8 +174,8 @@ class Bounds(tuple[Bound, ...]):
 class Model:
     """A trained model, as `load` and `train` return it. The same seed gives the same texts and numbers.
 
-    ``loaded`` is the object that the packages below take; ``length`` is the most tokens that the model reads or
-    generates, and ``labels`` are the names that texts can be conditioned on.
+    ``length`` is the most tokens that the model reads or generates, ``labels`` the names that texts can be conditioned
+    on, and ``loaded`` the object that the packages below take.
     """
 
     def __init__(self, loaded: LoadedModel) -> None:
@@ -211,8 +204,8 @@ class Model:
         Args:
             length: Tokens per text; by default the model's sequence length.
             batch: Texts generated at a time; it changes no text.
-            **settings: Fields of `samplers.SamplingSettings` (``steps``, ``seed``, ``sampler``, ``temperature``,
-                ``label`` …), where ``steps=None`` reveals one token at a time; others are options of the sampler.
+            **settings: Fields of `SamplingSettings`, where ``steps=None`` reveals one token at a time, and options of
+                the sampler.
         """
         check_count("count", count, most=MAX_SAMPLES)
         prompt = samplers.blank_prompt(self.loaded, count, length)
@@ -251,20 +244,24 @@ class Model:
         Args:
             given: Text before each of them, on which the probability is conditioned.
             draws: Monte Carlo draws per text; more make the standard error smaller. By default 128, with ``orders`` 8.
-            seed: Decides the draws, together with the text: those of different texts are independent.
+            seed: Decides the draws, together with the text, so that the errors of texts are independent.
             estimator: As for ``sedd eval``; by default the variational bound.
             orders: For a time-free denoiser under absorbing noise: the number of orders of the importance-weighted
                 bound, or ``"all"`` for the exact likelihood of at most 16 tokens.
-            shared_noise: Use the same times and noise for all texts: differences between texts of one length then have
-                a smaller error, and sums over texts a larger one than their standard errors say.
+            shared_noise: Use the same noise for all texts: the errors of differences between texts of one length are
+                smaller, those of sums larger than their standard errors say.
             batch: Draws evaluated at a time; it changes no result.
-            on_progress: Called after each batch, with the number of draws that are done and of all, for each text.
+            on_progress: Called after each batch with the number of draws that are done and of all, for each text.
         """
         text_list = _as_list(texts, "text")
         draws = evaluation.default_draws(evaluation.SINGLE_TEXT, orders) if draws is None else draws
         conditional = self.loaded if label is None else self.loaded.with_label(label)
         bounds = []
-        for text, (context, ids) in zip(text_list, self._encode(text_list, given), strict=True):
+        if given:
+            encoded = [evaluation.encode_continuation(given, text, self.loaded) for text in text_list]
+        else:
+            encoded = [(np.zeros(0, np.int64), ids) for ids in evaluation.encode_texts(text_list, self.loaded)]
+        for text, (context, ids) in zip(text_list, encoded, strict=True):
             found = evaluation.score_continuation(
                 *(context, ids, conditional),
                 estimator=estimator,
@@ -297,8 +294,7 @@ class Model:
         Args:
             data: A file, a folder or prepared data; None: the validation split of the run's own data. With protocol
                 ``held-out``, where the run's data is now.
-            protocol: How text is cut into sequences, and which terms count; by default ``strict``, without ``data``
-                ``held-out``.
+            protocol: How text is cut, and which terms count; by default ``strict``, without ``data`` ``held-out``.
             estimator: As for `bound`, like ``orders``, ``seed`` and ``label``.
             draws: Monte Carlo draws per sequence; by default the protocol's.
             column: The column of a table that holds the text.
@@ -307,9 +303,7 @@ class Model:
         chosen = evaluation.get_protocol(protocol or ("held-out" if data is None else "strict"))
         conditional, source = self.loaded.with_label(label), None if data is None else str(data)
         advice = "model.evaluate(DATA, protocol='held-out')"
-        (corpus,) = evaluation.load_corpora(
-            conditional, source, chosen, column=column, encoding=encoding, advice=advice
-        )
+        [corpus] = evaluation.load_corpora(conditional, source, chosen, column=column, encoding=encoding, advice=advice)
         ranks = Ranks(0, 1, self.loaded.device)
         return evaluation.evaluate(
             conditional, corpus, chosen, ranks, estimator=estimator, orders=orders, draws=draws, batch=batch, seed=seed
@@ -365,13 +359,6 @@ class Model:
     def _network(self) -> str | None:
         """The name of a network of the user's own."""
         return self.loaded.config.network.get("class")
-
-    def _encode(self, texts: Sequence[str], given: str) -> list[tuple[Ids, Ids]]:
-        """Encode the context of each text, and the text."""
-        if given:
-            return [evaluation.encode_continuation(given, text, self.loaded) for text in texts]
-        no_context: Ids = np.zeros(0, np.int64)
-        return list(zip(repeat(no_context), evaluation.encode_texts(texts, self.loaded), strict=False))
 
     def _generate(
         self, prompt: Prompt, templates: Sequence[str | None], settings: SamplingSettings, batch: int
