@@ -80,9 +80,9 @@ def test_our_bounds_are_bounds(name: str, process: str) -> None:
     result = audit.audit_objective(name, process)
     assert result.verdict == "bound"
     assert result.is_claimed
-    assert result.is_exact
-    assert result.smallest_margin > -1e-4
-    assert result.gap > 0.1 if name == "d3pm" else abs(result.gap) < 1e-4
+    assert result.expectations == "exact"
+    assert result.smallest_margin_nats > -1e-4
+    assert result.gap_nats > 0.1 if name == "d3pm" else abs(result.gap_nats) < 1e-4
 
 
 def test_all_objectives_that_claim_to_be_bounds_are_audited() -> None:
@@ -123,7 +123,7 @@ def test_the_least_margin_is_that_of_the_kraft_sum() -> None:
     generator = torch.Generator().manual_seed(0)
     nats = 3 * torch.rand(9, generator=generator, dtype=torch.float64)
     subject = next(audit_models("absorbing"))
-    expected = losses.Expected(nats, torch.zeros(9).double())
+    expected = losses.Expected(nats, torch.zeros(9).double(), nats, is_exact=True)
     least = audit._least_margin(subject, losses.FULL_NOISE, expected, None)[0].difference
     assert least == pytest.approx(-torch.logsumexp(-nats, 0).item(), abs=1e-12)
     for _ in range(50):
@@ -180,8 +180,8 @@ def test_random_draws_refute_what_is_no_bound(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(audit, "audit_models", exact_scores_only)
     right, wrong = (audit.audit_function(drawn_cross_entropy(factor), draws=2000) for factor in (1.0, 0.8))
     assert right.verdict == "bound"
-    assert not right.is_exact
-    assert right.smallest_margin < 0  # noise alone, which is no counter-example
+    assert right.expectations == "random draws"
+    assert right.smallest_margin_nats < 0  # noise alone, which is no counter-example
     found = wrong.counter_example
     assert found is not None
     assert found.difference < -5 * found.stderr < 0

@@ -124,20 +124,7 @@ def _audit_one(loss: str, process: str, draws: int, entropy_only: bool) -> "Audi
 
 def _print_json(result: "AuditResult") -> None:
     found = result.counter_example
-    record = {
-        "loss": result.loss,
-        "process": result.process,
-        "verdict": result.verdict,
-        "is_bound": result.is_bound,
-        "is_claimed": result.is_claimed,
-        "cases": result.cases,
-        "failures": result.failures,
-        "expectations": "exact" if result.is_exact else "random draws",
-        "smallest_margin_nats": result.smallest_margin,
-        "gap_nats": result.gap,
-        "counter_example": None if found is None else found._asdict(),
-    }
-    print(json.dumps(record))
+    print(json.dumps(result._asdict() | {"counter_example": None if found is None else found._asdict()}))
 
 
 def _rounded(nats: float | None) -> str:
@@ -149,20 +136,20 @@ def _print_table(results: "list[AuditResult]") -> None:
     print(f"{'objective':24s} {'process':10s} {'claims':8s} {'verdict':20s} nats")
     for result in results:
         found = result.counter_example
-        nats = f"difference {found.difference:+.3f}" if found else f"gap {_rounded(result.gap)}"
+        nats = f"difference {found.difference:+.3f}" if found else f"gap {_rounded(result.gap_nats)}"
         claim = "a bound" if result.is_claimed else "nothing"
         print(f"{result.loss:24s} {result.process:10s} {claim:8s} {result.verdict:20s} {nats}")
 
 
 def _describe(result: "AuditResult") -> None:
     found = result.counter_example
-    how = "exact expectations" if result.is_exact else "means of random draws"
+    how = "exact expectations" if result.expectations == "exact" else "means of random draws"
     rows = {"loss": f"{result.loss}, {result.process} noise", "cases": f"{result.cases}, {how}"}
     if result.failures:
         rows["not evaluated"] = f"{len(result.failures)} more; the first: {result.failures[0]}"
     if found is None:
-        rows["counter-example"] = f"none; the smallest margin is {_rounded(result.smallest_margin)} nats"
-        rows["gap of exact scores"] = f"{_rounded(result.gap)} nats above the entropy, at most"
+        rows["counter-example"] = f"none; the smallest margin is {_rounded(result.smallest_margin_nats)} nats"
+        rows["gap of exact scores"] = f"{_rounded(result.gap_nats)} nats above the entropy, at most"
     else:
         error = f" ± {found.stderr:.5f}" if found.stderr else ""
         rows |= {"counter-example": found.model, "noise": f"{found.process}, {found.schedule}"}

@@ -54,29 +54,19 @@ class CounterExample(NamedTuple):
 
 
 class AuditResult(NamedTuple):
-    """The verdict on a loss."""
+    """The verdict on a loss: a record of `sedd audit --json`."""
 
     loss: str
     process: str
+    verdict: str  # ``bound``, ``not a bound`` or, of an objective that claims nothing, ``no counter-example``
     is_bound: bool  # whether no counter-example was found
     is_claimed: bool  # whether it claims to be a bound, as every function does and not every objective
     cases: int  # combinations of a model and a schedule that were evaluated
     failures: tuple[str, ...]  # why others could not be; without a counter-example the first of these is raised instead
-    is_exact: bool  # whether expectations are sums over all noise; otherwise they are means of random draws
-    smallest_margin: float  # the least E_q ℓ − H(q) and ℓ(x) + log p(x) of all cases, in nats
-    gap: float | None
-    """The largest E ℓ − H of exact scores on their own distributions without a prior term: 0 if it is tight.
-
-    None: no exact score was evaluated.
-    """
+    expectations: str  # ``exact``: sums over all noise; or means of ``random draws``
+    smallest_margin_nats: float  # the least E_q ℓ − H(q) and ℓ(x) + log p(x) of all cases
+    gap_nats: float | None  # the largest E ℓ − H of exact scores without a prior term: 0 if tight; None: not evaluated
     counter_example: CounterExample | None
-
-    @property
-    def verdict(self) -> str:
-        """``bound`` or ``not a bound``; ``no counter-example`` for an objective that does not claim to be a bound."""
-        if not self.is_bound:
-            return "not a bound"
-        return "bound" if self.is_claimed else "no counter-example"
 
 
 def audit_objective(name: str, process: str = "absorbing") -> AuditResult:
@@ -93,7 +83,6 @@ def audit_function(
         function: Takes some of ``model``, ``x_0``, ``x_t``, ``t``, ``process``, ``schedule`` and ``generator`` by name,
             and returns nats per sequence. If it takes ``x_t`` or ``t``, the claim is on its mean over t in (0, 1) and
             x_t, which is computed exactly; if it takes ``generator``, on the mean of its draws.
-        process: The noise process.
         draws: Random draws per sequence, for a function that takes ``generator``.
         entropy_only: Compare with the entropy alone: for a loss that bounds the likelihood of another way to generate
             than the model's reverse process, such as a chain of few steps.
@@ -132,19 +121,19 @@ def _audit(loss: ObjectiveLoss | FunctionLoss, process: str) -> AuditResult:
     if not cases and not failures:
         raise ValueError(f"{loss.name} fits none of the audit's models; they have log_mean, log_next or scores")
     quantile = -torch.special.ndtri(torch.tensor(FALSE_ALARM / (2 * max(1, len(cases))), dtype=torch.float64)).item()
-    evaluated: list[Expected] = []
-    margins, gaps, found = [torch.inf], list[float](), list[CounterExample]()
+    are_exact, margins, gaps, found = list[bool](), [torch.inf], list[float](), list[CounterExample]()
     for subject, schedule in cases:
         try:
             expected = loss.expected(subject, schedule)
         except ValueError as error:
             failures.append(error)
             continue
-        evaluated.append(expected)
-        log_p = loss.log_p(subject) if schedule is FULL_NOISE else None
-        if schedule is FULL_NOISE and subject.distribution is not None:
-            p = subject.distribution.probabilities
-            gaps.append(((p * expected.measured).sum() - subject.distribution.entropy()).item())
+        are_exact.append(expected.is_exact)
+        log_p = None
+        if schedule is FULL_NOISE:
+            log_p, distribution = loss.log_p(subject), subject.distribution
+            if distribution is not None:
+                gaps.append(((distribution.probabilities * expected.measured).sum() - distribution.entropy()).item())
         for compared in (None,) if log_p is None else (None, log_p):
             example, spread = _least_margin(subject, schedule, expected, compared)
             margins.append(example.difference)
@@ -152,18 +141,18 @@ def _audit(loss: ObjectiveLoss | FunctionLoss, process: str) -> AuditResult:
                 found.append(example)
     if failures and not found:
         raise failures[0]
-    worst = min(found, key=lambda example: (example.minus_log_p is not None, example.difference), default=None)
     return AuditResult(
         loss=loss.name,
         process=process,
-        is_bound=worst is None,
+        verdict="not a bound" if found else "bound" if loss.is_claimed else "no counter-example",
+        is_bound=not found,
         is_claimed=loss.is_claimed,
-        cases=len(evaluated),
+        cases=len(are_exact),
         failures=tuple(map(str, failures)),
-        is_exact=all(expected.is_exact for expected in evaluated),
-        smallest_margin=min(margins),
-        gap=max(gaps, default=None),
-        counter_example=worst,
+        expectations="exact" if all(are_exact) else "random draws",
+        smallest_margin_nats=min(margins),
+        gap_nats=max(gaps, default=None),
+        counter_example=min(found, key=lambda one: (one.minus_log_p is not None, one.difference), default=None),
     )
 
 

@@ -6,6 +6,7 @@ as it is.
 
 import copy
 import inspect
+import traceback
 from collections.abc import Callable, Iterator
 from functools import cache
 from math import comb
@@ -144,17 +145,8 @@ class Expected(NamedTuple):
 
     nats: Float[Tensor, " sequences"]
     error: Float[Tensor, " sequences"]  # of the quadrature or, of random draws, one standard error
-    second: Float[Tensor, " sequences"] | None = None  # the same from independent draws; None: ``nats`` is exact
-
-    @property
-    def is_exact(self) -> bool:
-        """Whether it is a sum over all noise, and no mean of random draws."""
-        return self.second is None
-
-    @property
-    def measured(self) -> Tensor:
-        """The means to test: those of draws that did not choose what is tested."""
-        return self.nats if self.second is None else self.second
+    measured: Float[Tensor, " sequences"]  # the means to test: ``nats``, or those of draws that did not choose the test
+    is_exact: bool  # whether they are sums over all noise, and no means of random draws
 
 
 class _Noise(NamedTuple):
@@ -171,12 +163,18 @@ class _Noise(NamedTuple):
         return torch.bincount(self.sequence, self.weight * values.double())
 
 
+def _clean(process: Process, length: int) -> _Noise:
+    """Return every sequence without noise."""
+    x_0 = all_sequences(process.vocab_size, length)
+    return _Noise(x_0, x_0, torch.zeros(len(x_0)), torch.ones(len(x_0)).double(), torch.arange(len(x_0)))
+
+
 def _enumerate(
-    process: Process, length: int, t: Tensor, weight: Tensor, p: Callable[[Tensor, Tensor, Tensor], Tensor]
+    process: Process, length: int, t: Tensor, weight: Tensor, p: Callable[[Tensor, Tensor], Tensor]
 ) -> _Noise:
-    """Enumerate noise at times t of these weights; ``p(x_t, x_0, t)`` is p(x_t | x_0) at every time."""
+    """Enumerate noise at times t of these weights; ``p(x_t, x_0)`` is p(x_t | x_0) at each of them."""
     x_t, x_0 = all_sequences(process.num_states, length), all_sequences(process.vocab_size, length)
-    joint = weight[:, None, None] * p(x_t[:, None], x_0, t)
+    joint = weight[:, None, None] * p(x_t[:, None], x_0)
     time, noisy, clean = torch.nonzero(joint, as_tuple=True)
     return _Noise(x_0[clean], x_t[noisy], t[time], joint[time, noisy, clean], clean)
 
@@ -184,7 +182,7 @@ def _enumerate(
 def _at_times(process: Process, length: int, schedule: Schedule, t: Tensor, weight: Tensor) -> _Noise:
     """Enumerate the process's noise at σ(t)."""
     p = transition_matrix(process, schedule.sigma(t))
-    return _enumerate(process, length, t, weight, lambda x_t, x_0, t: p[:, x_t, x_0].prod(-1))
+    return _enumerate(process, length, t, weight, lambda x_t, x_0: p[:, x_t, x_0].prod(-1))
 
 
 @cache
@@ -195,11 +193,11 @@ def _by_schedule(process: Process, length: int, schedule: Schedule, nodes: int) 
     return _at_times(process, length, schedule, times.t, times.weight * torch.as_tensor(weights / 2))
 
 
-def _exactly_k(x_t: Tensor, x_0: Tensor, t: Tensor) -> Tensor:
-    """Return p(x_t | x_0) where k = 1 + ⌊tL⌋ positions are masked, all subsets being equally likely."""
+def _exactly_k(x_t: Tensor, x_0: Tensor) -> Tensor:
+    """Return p(x_t | x_0) for k = 1 … L masked positions, all subsets of k being equally likely."""
     length, masked = x_0.shape[-1], x_t > x_0.max()
-    k = 1 + (t * length).long()[:, None, None]
-    subsets = torch.tensor([float(comb(length, int(n))) for n in k]).double()[:, None, None]
+    k = torch.arange(1, length + 1)[:, None, None]
+    subsets = torch.tensor([[[comb(length, n)]] for n in range(1, length + 1)], dtype=torch.float64)
     return ((masked | (x_t == x_0)).all(-1) & (masked.sum(-1) == k)).double() / subsets
 
 
@@ -210,7 +208,7 @@ def _integrate(noise: Callable[[int], _Noise], value: Callable[[_Noise], Tensor]
             found, nats = (made.mean(value(made)) for made in map(noise, (coarse, fine)))
         if (error := (nats - found).abs()).max() < 1e-5:
             break
-    return Expected(nats, error)
+    return Expected(nats, error, nats, is_exact=True)
 
 
 # Losses ----------------------------------------------------------------------------------------------------
@@ -247,14 +245,14 @@ class ObjectiveLoss:
         )
         if not self.objective.has_schedule:
             return diffusion
-        return diffusion._replace(nats=diffusion.nats + _prior_and_reconstruction(model, subject.length))
+        nats = diffusion.nats + _prior_and_reconstruction(model, subject.length)
+        return diffusion._replace(nats=nats, measured=nats)
 
     def _noise(self, process: Process, length: int, schedule: Schedule, nodes: int) -> _Noise:
         """Enumerate the times and the noise of the objective; λ-DCE has those of the schedule with full noise."""
         match self.objective:
             case objectives.Autoregressive():
-                x_0 = all_sequences(process.vocab_size, length)
-                return _Noise(x_0, x_0, torch.zeros(len(x_0)), torch.ones(len(x_0)).double(), torch.arange(len(x_0)))
+                return _clean(process, length)
             case objectives.AnyOrder():
                 return _enumerate(process, length, *self._finite_times(length), _exactly_k)
             case objectives.D3PM(steps=steps):
@@ -358,11 +356,9 @@ class FunctionLoss:
         process, length = subject.model.process, subject.length
         if "generator" in self.takes:
             return self._draw(subject, schedule)
-        if not {"x_t", "t"} & {*self.takes}:
-            nats = self._call(subject, schedule, x_0=all_sequences(process.vocab_size, length))
-            return Expected(nats, torch.zeros_like(nats))
+        has_noise = bool({"x_t", "t"} & {*self.takes})
         found = _integrate(
-            lambda nodes: _by_schedule(process, length, schedule, nodes),
+            lambda nodes: _by_schedule(process, length, schedule, nodes) if has_noise else _clean(process, length),
             lambda noise: self._call(subject, schedule, x_0=noise.x_0, x_t=noise.x_t, t=noise.t),
         )
         if (found.error > MAX_ERROR).any():
@@ -382,7 +378,7 @@ class FunctionLoss:
         halves = ([self._call(subject, schedule, x_0=row, generator=generator) for _ in range(2)] for row in rows)
         found = torch.stack([torch.stack(pair) for pair in halves])
         mean, error = found.mean(-1), found[:, 1].std(-1) / half**0.5
-        return Expected(mean[:, 0], error, mean[:, 1])
+        return Expected(mean[:, 0], error, mean[:, 1], is_exact=False)
 
     def log_p(self, subject: Subject) -> Float[Tensor, " sequences"] | None:
         """Return log p of the reverse process in continuous time."""
@@ -410,9 +406,5 @@ def taken_parameters(function: Callable[..., Any]) -> tuple[str, ...]:
 
 def describe_error(error: BaseException, path: Path) -> str:
     """Return an error as one line, with the line of the user's file where it arose."""
-    frame, where = error.__traceback__, ""
-    while frame is not None:
-        if Path(frame.tb_frame.f_code.co_filename) == path:
-            where = f" (line {frame.tb_lineno})"
-        frame = frame.tb_next
-    return f"{type(error).__name__}{where}: {error}"
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == path]
+    return f"{type(error).__name__}{f' (line {lines[-1]})' if lines else ''}: {error}"
