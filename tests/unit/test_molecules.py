@@ -52,7 +52,25 @@ MOLECULES = [
     ),
     *("N[C@@H](C)C(=O)O", "[13CH4]", "C(C)(C)(C)O", "O=C1CCC(=O)N1", "Clc1ccc(Br)cc1", "[Fe+2]", "C1=CC=CC=C1"),
 ]
-NO_SMILES = ["", "C(", "C)", "C()", "(C)", "C=", "=C", "C==C", "C1CC", "C11", "1CC1", "C..C", "C.", "[C", "C]", "water"]
+NO_SMILES = [
+    "",
+    "C(",
+    "C)",
+    "C()",
+    "(C)",
+    "C=",
+    "=C",
+    "C==C",
+    "C1CC",
+    "C11",
+    "C11C1",
+    "1CC1",
+    "C..C",
+    "C.",
+    "[C",
+    "C]",
+    "water",
+]
 
 
 def test_the_syntax_is_that_of_smiles() -> None:

@@ -23,31 +23,19 @@ SYMBOL = re.compile(
     rf"(?P<atom>{BRACKET_ATOM}|Br|Cl|[BCNOPSFIbcnops*])|(?P<bond>[-=#$:/\\])|(?P<ring>\d|%\d\d)"
     r"|(?P<open>\()|(?P<close>\))|(?P<dot>\.)"
 )
-
+ORDER = re.compile(r"a([bd]?a|b?r|o[bd]?a|c)*")
+"""The order in which symbols may follow each other, by their initials."""
 HEAVY_ATOM = re.compile(r"\[\d*([A-Z][a-z]?|[a-z]+|\*)[^\]]*\]|(Br|Cl|[BCNOPSFIbcnops*])")
-FOLLOWS = {
-    "atom": ("start", "atom", "bond", "ring", "open", "close", "dot"),
-    "bond": ("atom", "ring", "open", "close"),
-    "ring": ("atom", "bond", "ring", "close"),
-    "open": ("atom", "ring", "close"),
-    "close": ("atom", "ring", "close"),
-    "dot": ("atom", "ring", "open", "close"),
-}
-"""The kinds of symbols that each kind may follow."""
 
 
 class MoleculeMetrics(NamedTuple):
     """Counts over generated texts."""
 
     texts: int
-    valid: int
-    """Texts that are molecules."""
-    unique: int
-    """Different molecules among them."""
-    novel: int | None
-    """Different molecules that are not among the known ones; None if none are known."""
-    rdkit_version: str | None
-    """None: RDKit is not installed, and the syntax decided."""
+    valid: int  # texts that are molecules
+    unique: int  # different molecules among them
+    novel: int | None  # different molecules that are not among the known ones; None if none are known
+    rdkit_version: str | None  # None: RDKit is not installed, and the syntax decided
 
     def as_record(self) -> dict[str, Any]:
         """Return the fields of a result: valid/texts with its standard error, unique/valid and novel/unique."""
@@ -76,30 +64,27 @@ def is_smiles(text: str) -> bool:
     Atoms are of the organic subset or in brackets, every bond and branch follows an atom, branches are not empty and
     are closed, and ring bonds come in pairs between two atoms.
     """
-    kind, position, atoms = "start", 0, 0
+    symbols = [(str(found.lastgroup), found[0]) for found in SYMBOL.finditer(text)]
+    if "".join(word for _, word in symbols) != text or not ORDER.fullmatch("".join(kind[0] for kind, _ in symbols)):
+        return False
     branches = [0]  # the atom that the current branch has reached, below it those at which its parents left off
     rings: dict[str, int] = {}  # the atom at which each open ring bond begins
-    for symbol in SYMBOL.finditer(text):
-        before, kind = kind, str(symbol.lastgroup)
-        if symbol.start() != position or before not in FOLLOWS[kind]:
-            return False
-        position = symbol.end()
+    for number, (kind, word) in enumerate(symbols):
         if kind == "atom":
-            atoms += 1
-            branches[-1] = atoms
+            branches[-1] = number
         elif kind == "open":
             branches.append(branches[-1])
         elif kind == "close":
             branches.pop()
         elif kind == "ring":
-            number = symbol[0].removeprefix("%").zfill(2)
-            if number not in rings:
-                rings[number] = branches[-1]
-            elif rings.pop(number) == branches[-1]:
+            name = word.removeprefix("%").zfill(2)
+            if name not in rings:
+                rings[name] = branches[-1]
+            elif rings.pop(name) == branches[-1]:
                 return False
         if not branches:
             return False
-    return position == len(text) and kind in FOLLOWS["close"] and len(branches) == 1 and not rings
+    return len(branches) == 1 and not rings
 
 
 def measure_molecules(
@@ -111,32 +96,21 @@ def measure_molecules(
 
     Args:
         known: SMILES of the training data; None: novelty is not measured.
-        on_progress: Called with the number of molecules done and their total.
+        on_progress: Called with the number of known molecules done and their total.
     """
     version = rdkit_version()
     canonical = canonical_smiles if version else lambda text: text if is_smiles(text) else None
     valid = [form for text in texts if (form := canonical(text)) is not None]
-    unique = set(valid)
-    novel = None if known is None else len(unique - _known_forms(unique, list(known), canonical, on_progress))
+    unique, novel = set(valid), None
+    if known is not None:
+        known, forms = list(known), set[str | None]()
+        compositions = {_heavy_atoms(text) for text in unique}
+        for number, text in enumerate(known, 1):
+            if _heavy_atoms(text) in compositions:  # only these can be equal, and parsing takes twenty times as long
+                forms.add(canonical(text))
+            on_progress(number, len(known))
+        novel = len(unique - forms)
     return MoleculeMetrics(len(texts), len(valid), len(unique), novel, version)
-
-
-def _known_forms(
-    molecules: set[str],
-    known: Sequence[str],
-    canonical: Callable[[str], str | None],
-    on_progress: Callable[[int, int], None],
-) -> set[str | None]:
-    """Return the canonical forms of those known molecules that have the heavy atoms of one of ``molecules``.
-
-    To compare atoms is twenty times as fast as to parse a molecule, and only these can be equal.
-    """
-    compositions, forms = {_heavy_atoms(text) for text in molecules}, set[str | None]()
-    for number, text in enumerate(known, 1):
-        if _heavy_atoms(text) in compositions:
-            forms.add(canonical(text))
-        on_progress(number, len(known))
-    return forms
 
 
 def _heavy_atoms(smiles: str) -> str:
