@@ -85,7 +85,7 @@ def plot_ratios(found: Sequence[RatioEstimate], truth: Float[Tensor, "n n"]) -> 
     """Draw a row of matrices per objective, with the true one at its end; below, the error by step."""
     columns = shown_steps(max(row.step for row in found))
     figure = plot.figure(11.0, 7.2)
-    above, below = plot.stacked(figure, [1.9, 1.0])
+    above, below = figure.subfigures(2, 1, height_ratios=[1.9, 1.0])
     panels = plot.axes(above, len(COLOURS), len(columns) + 1)
     limit = float(truth.abs().max())
     for row, name in enumerate(COLOURS):

@@ -6,14 +6,13 @@ import itertools
 import math
 import re
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, ContextDecorator
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure, FigureBase, SubFigure
-from matplotlib.text import Annotation
+from matplotlib.figure import Figure, FigureBase
 from matplotlib.transforms import Bbox
 
 from sedd import files
@@ -35,8 +34,8 @@ _STYLE: Any = {
     "svg.fonttype": "none",  # text stays text
     "svg.hashsalt": "sedd",  # the same figure gives the same file
 }
-
-
+Style = partial(mpl.rc_context, _STYLE)
+"""Our Matplotlib style for the duration of a function: ``@Style()``. The user's own settings are left alone."""
 _RADII = (11, 18, 26, 35, 45, 56, 68, 81, 95, 110)
 """Distances in points at which labels are tried, from near to far."""
 _ANGLES = [
@@ -44,34 +43,9 @@ _ANGLES = [
 ]
 
 
-class PointLabel(NamedTuple):
-    """A label of a point of a plot."""
-
-    x: float
-    y: float
-    text: str
-    color: str
-
-
-class Style(ContextDecorator, AbstractContextManager[None]):
-    """Our Matplotlib style for the duration of a function: ``@Style()``. The user's own settings are left alone."""
-
-    def __enter__(self) -> None:
-        self._context = mpl.rc_context(_STYLE)
-        self._context.__enter__()
-
-    def __exit__(self, *error: Any) -> None:
-        self._context.__exit__(*error)
-
-
 def figure(width: float, height: float) -> Figure:
     """Return an empty figure, ``width`` by ``height`` inches."""
     return Figure(figsize=(width, height), layout="constrained")
-
-
-def stacked(figure: Figure, heights: list[float]) -> list[SubFigure]:
-    """Divide a figure into subfigures from top to bottom with these relative heights."""
-    return cast("list[SubFigure]", list(figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False).flat))
 
 
 def axes(figure: FigureBase, rows: int = 1, columns: int = 1, **options: Any) -> list[Axes]:
@@ -79,19 +53,21 @@ def axes(figure: FigureBase, rows: int = 1, columns: int = 1, **options: Any) ->
     return cast("list[Axes]", list(figure.subplots(rows, columns, squeeze=False, **options).flat))
 
 
-def label_points(axes: Axes, labels: Sequence[PointLabel], size: float = 8) -> list[Annotation]:
+def label_points(axes: Axes, labels: Sequence[tuple[float, float, str, str]]) -> None:
     """Write a label beside each point, where it covers neither a point nor another label.
 
     Each is put at the nearest free place around its point, with a line to it if that is not next to the point. To be
     called when everything else is drawn: limits and layout are settled here.
+
+    Args:
+        labels: x, y, text and colour of each.
     """
     cast("Figure", axes.figure).draw_without_rendering()
-    scale = axes.figure.dpi / 72
-    points = [axes.transData.transform(label[:2]) for label in labels]
+    scale, size = axes.figure.dpi / 72, 8.0
+    points = [axes.transData.transform((x, y)) for x, y, *_ in labels]
     taken = [Bbox.from_extents(x - 4, y - 4, x + 4, y + 4) for x, y in points]
-    placed = []
-    for (x, y), label in zip(points, labels, strict=True):
-        width, height = (0.65 * size * len(label.text) + 2) * scale, 1.25 * size * scale
+    for (x, y), (data_x, data_y, text, color) in zip(points, labels, strict=True):
+        width, height = (0.65 * size * len(text) + 2) * scale, 1.25 * size * scale
         for radius, angle in itertools.product(_RADII, _ANGLES):
             dx, dy = radius * scale * math.cos(angle), radius * scale * math.sin(angle)
             box = Bbox.from_bounds(x + dx - width / 2, y + dy - height / 2, width, height)
@@ -99,22 +75,19 @@ def label_points(axes: Axes, labels: Sequence[PointLabel], size: float = 8) -> l
                 break
         taken.append(box)
         line = {"arrowstyle": "-", "color": GREY, "linewidth": 0.6, "shrinkA": 0, "shrinkB": 2}
-        placed.append(
-            axes.annotate(
-                label.text,
-                label[:2],
-                (dx / scale, dy / scale),
-                textcoords="offset points",
-                fontsize=size,
-                color=label.color,
-                ha="center",
-                va="center",
-                arrowprops=line if radius > _RADII[0] else None,
-                bbox={"boxstyle": "square,pad=0.05", "facecolor": "white", "edgecolor": "none", "alpha": 0.8},
-                in_layout=False,
-            )
+        axes.annotate(
+            text,
+            (data_x, data_y),
+            (dx / scale, dy / scale),
+            textcoords="offset points",
+            fontsize=size,
+            color=color,
+            ha="center",
+            va="center",
+            arrowprops=line if radius > _RADII[0] else None,
+            bbox={"boxstyle": "square,pad=0.05", "facecolor": "white", "edgecolor": "none", "alpha": 0.8},
+            in_layout=False,
         )
-    return placed
 
 
 @Style()
@@ -131,11 +104,7 @@ def save_png(figure: Figure, path: Path) -> Path:
 
 @Style()
 def to_svg(figure: Figure, name: str, description: str) -> str:
-    """Return a figure as an SVG element for a page, drawn in the page's text colour.
-
-    Args:
-        name: Prefix of all ids, so that several figures fit on one page.
-    """
+    """Return a figure as an SVG element in the page's text colour; ``name`` is the prefix of all its ids."""
     file = io.StringIO()
     figure.savefig(file, format="svg", transparent=True, metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
     svg = file.getvalue()

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @cache
 def jinja_environment() -> "Environment":
-    """Return the Jinja environment of this folder, with escaping on and undefined names refused."""
+    """Return the Jinja environment of this folder; it escapes values and raises an error for undefined names."""
     import jinja2
 
     environment = jinja2.Environment(

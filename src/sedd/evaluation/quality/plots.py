@@ -30,9 +30,7 @@ def plot_quality(records: Sequence[dict[str, Any]], swept: Sequence[str] = ()) -
     figure.suptitle(f"Judge {first['judge']}, first token {first['first_token']}", fontsize=11)
     if swept:
         labels = [
-            plot.PointLabel(
-                point["entropy_nats"], point["gen_ppl_by_token"], str(_value(point, swept[0])), f"C{i % 10}"
-            )
+            (point["entropy_nats"], point["gen_ppl_by_token"], str(_value(point, swept[0])), f"C{i % 10}")
             for i, points in enumerate(_group(records, swept).values())
             for point in points
         ]
