@@ -108,7 +108,7 @@ def test_figures_have_alternative_text_and_follow_the_text_colour(tmp_path: Path
     found = Reader(made)
     labels = [value for name, value in found.attributes if name == "aria-label"]
     assert found.tags.count("svg") == len(labels) == 2
-    assert "from 4.900 nats per token at step 10 to 2.000 at step 300" in labels[0]
+    assert "from 4.900 at step 10 to 2.000 at step 300" in labels[0]
     assert "currentColor" in made
     assert "#000000" not in made  # invisible in dark mode
 

@@ -27,7 +27,7 @@ from sedd.cli.root import (
     stderr_progress,
     writing_to,
 )
-from sedd.schema import is_of_type
+from sedd.schema import check_count, is_of_type
 from sedd.terminal import visible, warn
 
 Run = dict[str, Any]
@@ -200,7 +200,7 @@ def report(
     path = out or run / "report.html"
     history = reports.read_run(run)
     check_out(path)
-    reports.check_samples(samples)
+    check_count("samples", samples, least=0)
     announce(f"{run}: {count_of(len(history.records), 'record')} of its log, {count_of(samples, 'sample')}, to {path}")
     with Console(stderr=True).status("sampling"):
         texts = reports.report_samples(history, samples, seed, device)

@@ -11,6 +11,7 @@ from matplotlib.lines import Line2D
 
 from sedd import files, plot
 from sedd.evaluation.corpus import Corpus
+from sedd.evaluation.report import Values, column, having, interpolate
 from sedd.evaluation.results import likelihood_table
 from sedd.loading import LoadedModel
 from sedd.runtime import run_log
@@ -21,7 +22,6 @@ COLUMNS = (
     *("run", "objective", "process", "parameterization", "parameters", "step", "trained_tokens", "seconds"),
     *("bits", "stderr_bits", "nats_per_token", "ppl_bound", "is_exact"),
 )
-PLOT_SUFFIXES = (".png", ".html")
 AVERAGED = ("bits", "nats_per_token", "ppl_bound")
 """Columns of which runs with several seeds have a mean."""
 WITHOUT_EFFECT = (
@@ -35,28 +35,21 @@ MAX_DIFFERENCES = 6
 
 
 class ValidationCurve(NamedTuple):
-    """Validation bits per character during training, on a small fixed set of sequences, with standard errors.
+    """Validation bounds during training, on a small fixed set of sequences, with standard errors."""
 
-    Bits are per token where the tokens are not text.
-    """
-
-    tokens: np.ndarray
-    seconds: np.ndarray
-    bits: np.ndarray
-    stderr: np.ndarray
+    tokens: Values
+    seconds: Values
+    bits: Values  # per character, or per token where the tokens are not text
+    stderr: Values
 
 
 def read_curve(run: Path) -> ValidationCurve:
     """Read the validation bounds in the log of a run; seconds are logged less often and interpolated linearly."""
     records = run_log.read_log(run)
-    timed = [record for record in records if "seconds" in record]
-    evaluated = [record for record in records if "bound" in record]
-    tokens = np.array([record["tokens"] for record in evaluated], dtype=float)
-    known = np.array([(0, 0), *((record["tokens"], record["seconds"]) for record in timed)], dtype=float)
-    seconds = np.interp(tokens, *known.T)
-    nats, stderr = (np.array([r[name] for r in evaluated], dtype=float) for name in ("bound", "bound_stderr"))
-    bits = np.array([r.get("bound_bits_per_char", r["bound"] / np.log(2)) for r in evaluated], dtype=float)
-    return ValidationCurve(tokens, seconds, bits, stderr * bits / nats)
+    evaluated = having(records, "bound")
+    tokens, nats, stderr = (column(evaluated, name) for name in ("tokens", "bound", "bound_stderr"))
+    bits = np.array([r.get("bound_bits_per_char", r["bound"] / np.log(2)) for r in evaluated], dtype=np.float64)
+    return ValidationCurve(tokens, interpolate(records, evaluated, "seconds"), bits, stderr * bits / nats)
 
 
 def require_same_data(names: Sequence[str], corpora: Sequence[Corpus]) -> None:
@@ -115,24 +108,20 @@ def describe_differences(configs: Sequence[RunConfig], parameters: Sequence[int]
 
 def seed_means(records: Sequence[dict[str, Any]], configs: Sequence[RunConfig]) -> list[dict[str, Any]]:
     """Return a record, to be printed, for runs that differ by their seed alone: mean ± standard deviation."""
-    groups: dict[tuple[tuple[str, str], ...], list[dict[str, Any]]] = {}
+    groups: dict[str, list[dict[str, Any]]] = {}
     for record, config in zip(records, configs, strict=True):
-        groups.setdefault(tuple(_settings(config).items()), []).append(record)
+        groups.setdefault(str(_settings(config)), []).append(record)
     means = []
     for group in (group for group in groups.values() if len(group) > 1):
-        first = {
-            name: value if all(value == other[name] for other in group) else None for name, value in group[0].items()
-        }
-        values = {name: [record[name] for record in group] for name in AVERAGED}
-        means.append(
-            {
-                **group[0],
-                **{name: first[name] for name in COLUMNS},
-                **{name: f"{statistics.mean(v):.5g} ± {statistics.stdev(v):.2g}" for name, v in values.items()},
-                "run": f"{', '.join(record['run'] for record in group)}: mean ± deviation of n = {len(group)} seeds",
-                "stderr_bits": None,
-            }
-        )
+        mean: dict[str, Any] = {**group[0], "stderr_bits": None}
+        for name in COLUMNS:
+            values = [record[name] for record in group]
+            if name in AVERAGED:
+                mean[name] = f"{statistics.mean(values):.5g} ± {statistics.stdev(values):.2g}"
+            elif any(value != values[0] for value in values):
+                mean[name] = None
+        runs = ", ".join(record["run"] for record in group)
+        means.append(mean | {"run": f"{runs}: mean ± deviation of n = {len(group)} seeds"})
     return means
 
 
@@ -140,14 +129,14 @@ def seed_means(records: Sequence[dict[str, Any]], configs: Sequence[RunConfig]) 
 
 
 def table_cells(records: Sequence[dict[str, Any]]) -> list[list[str]]:
-    """Format the `COLUMNS` of the records as text; records of different protocols are refused."""
+    """Format the `COLUMNS` of the records as text; reject records of different protocols."""
     return [["" if value is None else str(value) for value in row] for row in likelihood_table(records, COLUMNS)]
 
 
 def check_plot_path(path: Path) -> Path:
     """Return ``path``, or raise an error if no plot can be written there."""
-    if path.suffix not in PLOT_SUFFIXES:
-        raise ValueError(f"the plot is {path.name}; its name must end in one of {', '.join(PLOT_SUFFIXES)}")
+    if path.suffix not in (".png", ".html"):
+        raise ValueError(f"the plot is {path.name}; its name must end in .png or .html")
     if not path.parent.is_dir():
         raise ValueError(f"{path.parent} does not exist; make it, or choose another --plot")
     return path
@@ -158,21 +147,18 @@ def write_comparison(
 ) -> None:
     """Write a PNG of the curves, or an HTML page with the table, that of `seed_means` too, and the curves."""
     figure = plot_comparison(records, curves)
-    if path.suffix == ".html":
-        files.write_text(
-            path,
-            render(
-                "compare.html.j2",
-                title="Comparison of runs",
-                about=f"Likelihoods under protocol {records[0]['protocol']}.",
-                header=[name.replace("_", " ") for name in COLUMNS],
-                rows=table_cells([*records, *means]),
-                svg=plot.to_svg(figure, "runs", "Bits against tokens and seconds of training, for each run."),
-                caption="Lines: bounds logged during training. Points: the table. Bands and bars are 95 % intervals.",
-            ),
-        )
-    else:
+    if path.suffix == ".png":
         plot.save_png(figure, path)
+        return
+    page = render(
+        "compare.html.j2",
+        title="Comparison of runs",
+        protocol=records[0]["protocol"],
+        header=COLUMNS,
+        rows=table_cells([*records, *means]),
+        svg=plot.to_svg(figure, "runs", "Bits against tokens and seconds of training, for each run."),
+    )
+    files.write_text(path, page)
 
 
 @plot.Style()
