@@ -620,8 +620,8 @@ MISTAKES = [
     Mistake(
         "BPE of data prepare fitted to held-out text",
         "cli/data.py",
-        "column, packing, text_encoding, fraction)",
-        "column, packing, text_encoding)",
+        "column, packing, encoding, fraction)",
+        "column, packing, encoding)",
         f"{HELD_OUT_NUMBERS}::test_a_prepared_folder_names_text_that_its_tokenizer_saw",
     ),
     Mistake(

@@ -41,16 +41,15 @@ def data_prepare(
     as_json: root.AsJson = False,
 ) -> None:
     """Tokenize a corpus into memory-mapped shards with an index, hashes and the tokenizer."""
-    from sedd.data import TextEncoding, expand_sources, fit_tokenizer, prepare
+    from sedd.data import expand_sources, fit_tokenizer, prepare
     from sedd.data.token_files import refuse_fitting
     from sedd.training.config import DataConfig
 
     packing, encoding = packing or ("packed" if label is None else "lines"), encoding or "utf-8"
     refuse_fitting([file for source in expand_sources(sources) for file in source.files], tokenizer)
-    text_encoding = TextEncoding.for_tokenizer(tokenizer, encoding)
     with root.stderr_progress("fitting the tokenizer"):
         fraction = DataConfig(tokenizer=tokenizer, val_fraction=val_fraction).fitted_fraction
-        built = fit_tokenizer(tokenizer, sources, column, packing, text_encoding, fraction)
+        built = fit_tokenizer(tokenizer, sources, column, packing, encoding, fraction)
     if not built.is_lossless:
         warn(f"{tokenizer} is not lossless; decoded text may differ from the text encoded")
     with root.stderr_progress("encoding") as on_progress:

@@ -4,17 +4,14 @@ import bz2
 import gzip
 import importlib
 import lzma
-import shutil
-import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from io import BufferedIOBase, BufferedReader
 from pathlib import Path
 from typing import Any
 
 from sedd.extras import install_hint
 
-BLOCK = 1 << 17  # bytes read at a time
 OPENERS: Mapping[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
 COMPRESSED = (*OPENERS, ".zst")
 
@@ -22,11 +19,11 @@ COMPRESSED = (*OPENERS, ".zst")
 def open_decompressed(file: Path, raw: BufferedReader) -> AbstractContextManager[BufferedIOBase]:
     """Decompress ``raw`` according to the file name's ending; a file that is not compressed passes through."""
     suffix = file.suffix.lower()
-    opened: AbstractContextManager[BufferedIOBase]
+    opened: AbstractContextManager[BufferedIOBase] = nullcontext(raw)
     if suffix == ".zst":  # Arrow notices a truncated file, which the reader of the library zstandard does not
         opened = import_optional("pyarrow", str(file)).input_stream(raw, compression="zstd")
-    else:
-        opened = OPENERS.get(suffix, nullcontext)(raw)
+    elif suffix in OPENERS:
+        opened = OPENERS[suffix](raw)
     return opened
 
 
@@ -37,15 +34,3 @@ def import_optional(module: str, source: str) -> Any:
     except ImportError:
         package = module.partition(".")[0]
         raise ValueError(f"{source} needs the package {package}; install it: {install_hint('data')}") from None
-
-
-@contextmanager
-def make_seekable(file: Path, stream: BufferedIOBase) -> Iterator[BufferedIOBase]:
-    """Yield a stream that can seek: the file itself, or a temporary decompressed copy."""
-    if file.suffix.lower() not in COMPRESSED:
-        yield stream
-        return
-    with tempfile.TemporaryFile() as copy:
-        shutil.copyfileobj(stream, copy, BLOCK)
-        copy.seek(0)
-        yield copy

@@ -1,7 +1,7 @@
 """Look at data before it is prepared: fit a tokenizer to it, and count the tokens of its records."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple, final
@@ -9,10 +9,9 @@ from typing import NamedTuple, final
 import numpy as np
 
 from sedd.data.index import Index, is_prepared
-from sedd.data.readers import TextOrIds, expand_sources, read_chunks, read_documents
-from sedd.data.text_file import UTF8, TextEncoding
+from sedd.data.readers import expand_sources, read_chunks, read_documents
+from sedd.data.text_file import TextEncoding
 from sedd.tokenizer import Tokenizer, build_tokenizer
-from sedd.tokenizer.base import utf8
 
 MAX_USUAL = 0.75
 """A length that leaves out long records is named if it is at most this share of the longest."""
@@ -23,7 +22,7 @@ def fit_tokenizer(
     sources: Sequence[str | Path],
     column: str | None = None,
     packing: str = "packed",
-    encoding: TextEncoding = UTF8,
+    encoding: str = "utf-8",
     fraction: float = 1.0,
 ) -> Tokenizer:
     """Build the tokenizer called ``spec``, fitted to the beginning of ``sources`` if it has to be.
@@ -39,7 +38,7 @@ def fit_tokenizer(
     """
 
     def read() -> Iterator[str]:
-        return read_documents(sources, column, packing, encoding)
+        return read_documents(sources, column, packing, TextEncoding.for_tokenizer(spec, encoding))
 
     def beginning() -> Iterator[str]:
         if packing == "lines":
@@ -93,20 +92,20 @@ def scan_record_lengths(
     """Count the tokens of every record of ``sources``, one per line or row.
 
     Args:
-        sources: Files, folders, ``hf:NAME``, or one prepared folder, whose index has the length.
-        tokenizer: As for `fit_tokenizer`; one that must be fitted, other than to characters, is fitted.
-        column: The column of a table that holds the text.
-        fraction: The part of the records that the tokenizer is fitted to.
+        sources: As for `fit_tokenizer`, or one prepared folder, whose index has the length.
+        tokenizer: As ``spec`` of `fit_tokenizer`.
     """
     if len(sources) == 1 and is_prepared(sources[0]):
         index = Index.read(Path(sources[0]))
         equal = index.length is not None and index.tokens == index.records * index.length
         return RecordLengths(index.records, index.length if equal else None, int(index.length or 0))
-    text_encoding = TextEncoding.for_tokenizer(tokenizer, encoding)
-    count = _counter(tokenizer, lambda: fit_tokenizer(tokenizer, sources, column, "lines", text_encoding, fraction))
-    counts: Counter[int] = Counter()
+    built = None  # characters need no tokenizer to be counted
+    if tokenizer != "chars":
+        built = fit_tokenizer(tokenizer, sources, column, "lines", encoding, fraction)
+    text_encoding, counts = TextEncoding.for_tokenizer(tokenizer, encoding), Counter[int]()
     for chunk in read_chunks(expand_sources(sources), column, "lines", encoding=text_encoding):
-        counts.update(filter(None, map(count, chunk.texts)))
+        rows = [built.encode(text) if built and isinstance(text, str) else text for text in chunk.texts]
+        counts.update(filter(None, map(len, rows)))
     if not counts:
         raise ValueError(f"{', '.join(sources)} holds no record; name a source that does")
     lengths = sorted(counts)
@@ -115,14 +114,3 @@ def scan_record_lengths(
     place = int(np.searchsorted(up_to, 0.99 * records))
     padding = 1 - sum(length * number for length, number in counts.items()) / (records * longest)
     return RecordLengths(records, lengths[0], longest, padding, lengths[place], records - int(up_to[place]))
-
-
-def _counter(tokenizer: str, build: Callable[[], Tokenizer]) -> Callable[[TextOrIds], int]:
-    """Return a function from a text to its number of tokens; characters and bytes are counted without encoding."""
-    match tokenizer:
-        case "chars":
-            return len
-        case "bytes":
-            return lambda text: len(utf8(text, keeps_bytes=True) if isinstance(text, str) else text)
-    built = build()
-    return lambda text: len(built.encode(text) if isinstance(text, str) else text)

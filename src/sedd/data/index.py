@@ -2,14 +2,12 @@
 
 import hashlib
 import json
-import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from io import BufferedIOBase
 from pathlib import Path
 from typing import Any, final
 
-from sedd.files import read_json
+from sedd import files
 from sedd.schema import from_dict
 
 FORMAT = 2
@@ -67,7 +65,7 @@ class Index:
         """Read the index of ``folder`` and check it: its author may be anyone."""
         path = folder / INDEX
         try:
-            found = read_json(path)
+            found = files.read_json(path)
             if isinstance(found, dict) and found.get("format") != FORMAT:
                 raise ValueError(f"its format is {found.get('format')}, and this version reads format {FORMAT}")
             index = from_dict(Index, found)
@@ -108,9 +106,7 @@ class Index:
 
     def write(self, folder: Path) -> None:
         """Write index.json into ``folder``."""
-        with (folder / INDEX).open("wb") as file:
-            file.write((json.dumps(self._plain(), indent=1) + "\n").encode())
-            close_durably(file)
+        files.write_text(folder / INDEX, json.dumps(self._plain(), indent=1) + "\n")
 
     def files(self) -> Iterator[tuple[str, int, str]]:
         """Yield the name, the size in bytes and the SHA-256 of each file."""
@@ -134,10 +130,3 @@ def shard_name(number: int) -> str:
 def is_prepared(folder: str | Path) -> bool:
     """Return whether ``folder`` was written by `prepare`."""
     return (Path(folder) / INDEX).is_file()
-
-
-def close_durably(file: BufferedIOBase) -> None:
-    """Flush a file to disk (fsync) and close it."""
-    with file:
-        file.flush()
-        os.fsync(file.fileno())

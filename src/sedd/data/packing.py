@@ -11,11 +11,12 @@ from jaxtyping import Bool, Int
 
 from sedd.data.index import LABELS, LENGTHS, PREPARE_AGAIN, Index
 from sedd.files import sha256
+from sedd.schema import check_choice
 from sedd.tokenizer import Integers, load_tokenizer
 
 SPLITS = ("train", "validation", "all")
 COUNTED = 1 << 22
-"""Tokens decoded at a time to count their characters."""
+"""Tokens that are read at a time to count something."""
 
 
 @final
@@ -42,8 +43,7 @@ class TokenBlocks:
             val_fraction: The fraction of the blocks that is the validation split.
             name: What messages call the data, where the folder is one of the cache; by default the folder.
         """
-        if split not in SPLITS:
-            raise ValueError(f"split is {split!r}; choose one of {', '.join(SPLITS)}")
+        check_choice("split", split, SPLITS)
         if not 0 < val_fraction < 1:
             raise ValueError(f"val_fraction is {val_fraction}; it must lie between 0 and 1")
         folder = Path(folder)
@@ -195,10 +195,10 @@ class TokenBlocks:
     def token_counts(self) -> list[int]:
         """Count how often each token of the vocabulary occurs in the split, ignored padding left out."""
         counts = np.zeros(self.vocab_size, np.int64)
-        for part in np.array_split(np.arange(len(self)), 1 + len(self) * self.length // 2**22):
+        for part in np.array_split(np.arange(len(self)), 1 + len(self) * self.length // COUNTED):
             rows, valid = self.read(part)
             counts += np.bincount(rows[valid], minlength=self.vocab_size)
-        return [int(count) for count in counts]
+        return counts.tolist()
 
     def decode(self) -> list[str]:
         """Return the text of every block."""
@@ -222,15 +222,13 @@ def _block_length(name: str, index: Index, length: int | None) -> int:
     """Check the requested block length against the dataset; return the dataset's own if none was given."""
     if length is not None and length < 1:
         raise ValueError(f"length is {length}; a block needs 1 token or more")
-    if index.packing == "packed":
-        if length is None:
-            raise ValueError(f"{name} is packed and has no length of its own; give the block length")
-        return length
-    record_length = int(index.length or 0)
-    if length is not None and (length < record_length or (length > record_length and index.pad is None)):
-        allowed = f"{record_length}, as they have no padding" if index.pad is None else f"{record_length} or more"
+    own = index.length or length
+    if own is None:
+        raise ValueError(f"{name} is packed and has no length of its own; give the block length")
+    if length is not None and (length < own or (length > own and index.pad is None)):
+        allowed = f"{own}, as they have no padding" if index.pad is None else f"{own} or more"
         raise ValueError(f"length is {length}; the records in {name} need {allowed}")
-    return length or record_length
+    return length or own
 
 
 def block_order(seed: int, start: int, count: int, size: int) -> Int[np.ndarray, " count"]:
@@ -238,10 +236,6 @@ def block_order(seed: int, start: int, count: int, size: int) -> Int[np.ndarray,
 
     Every epoch visits each of the ``size`` blocks once, in an order that depends on (seed, epoch) alone.
     """
-    if not 0 <= seed < 1 << 64:
-        raise ValueError(f"seed is {seed}; it must lie in 0..2⁶⁴ − 1")
-    if size < 1 or start < 0 or count < 0:
-        raise ValueError(f"size is {size}, start {start}, count {count}; they must be at least 1, 0 and 0")
     samples = np.arange(start, start + count)
     indices = np.empty(count, np.int64)
     for epoch in range(start // size, (start + count - 1) // size + 1):

@@ -1,20 +1,17 @@
 """Read texts from files, folders and Hugging Face datasets, a chunk at a time."""
 
-import contextlib
 import lzma
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain, groupby
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple, final
 
 from sedd.data import tables
 from sedd.data.compression import COMPRESSED, import_optional, open_decompressed
-from sedd.data.tables import LONGEST_LINE, LONGEST_WHOLE, Row
-from sedd.data.tables import TEXT_COLUMNS as TEXT_COLUMNS
-from sedd.data.tables import TextOrIds as TextOrIds
-from sedd.data.text_file import UTF8, Found, TextEncoding, TextFile
-from sedd.data.token_files import check_compression, companions, is_token_file, read_array, read_token_file
+from sedd.data.tables import LONGEST_LINE, LONGEST_WHOLE, Row, TextOrIds
+from sedd.data.text_file import TextEncoding, TextFile
+from sedd.data.token_files import companions, is_token_file, read_array, read_token_file
 
 PIECE = 1 << 18  # bytes read, and characters encoded, at a time; at four times as many a BPE needs twice the memory
 TABLES = (".jsonl", ".json", ".csv", ".parquet")
@@ -52,7 +49,7 @@ def read_documents(
     sources: Sequence[str | Path],
     column: str | None = None,
     packing: str = "packed",
-    encoding: TextEncoding = UTF8,
+    encoding: TextEncoding | None = None,
 ) -> Iterator[str]:
     """Yield the texts of ``sources`` in order, long files in pieces. Tokenizers are fitted to them.
 
@@ -89,12 +86,14 @@ def _files(source: str | Path) -> list[Path]:
         raise ValueError(f"{path} is the name of two files of Megatron; name {path}.bin")
     if not path.exists():
         raise ValueError(f"{path} does not exist; name a file, a folder, or hf:NAME for a Hugging Face dataset")
-    if file_kind(path) not in (*KINDS, ""):
+    kind = file_kind(path)
+    if kind not in (*KINDS, ""):
         raise ValueError(
-            f"{path} ends in {file_kind(path)}; supported are {', '.join(KINDS)}, "
-            f"also followed by {', '.join(COMPRESSED)}, and plain text without an ending"
+            f"{path} ends in {kind}; supported are {', '.join(KINDS)}, also followed by {', '.join(COMPRESSED)}, and "
+            "plain text without an ending"
         )
-    check_compression(path)
+    if kind in (".bin", ".ds") and path.suffix.lower() != kind:
+        raise ValueError(f"{path} is compressed; decompress it: a file of tokens is read beside its index")
     return [path]
 
 
@@ -116,8 +115,7 @@ def read_chunks(
     column: str | None,
     packing: str,
     label: str | None = None,
-    encoding: TextEncoding = UTF8,
-    found: Found | None = None,
+    encoding: TextEncoding | None = None,
 ) -> Iterator[Chunk]:
     """Yield the texts of ``sources`` in order, a chunk at a time.
 
@@ -126,62 +124,55 @@ def read_chunks(
         column: The column of a table that holds the text; by default one of `TEXT_COLUMNS`, or the only one of strings.
         packing: Text files are read line by line (``lines``) or as one document in pieces (``packed``).
         label: The column of a table that holds the labels.
-        encoding: The encoding of text files, JSON lines and CSV.
+        encoding: The encoding of text files, JSON lines and CSV; it counts what is no plain text.
     """
-    done, is_first, found = 0, True, found or Found()
+    encoding = encoding or TextEncoding()
+    done, is_first = 0, True
     for source in sources:
         empty = True
-        for chunk in _source_chunks(source, column, packing, label, encoding, found):
-            follows = not is_first and packing == "packed" and is_token_file(Path(chunk.source))
-            is_first = empty = False
-            yield chunk._replace(done=done + chunk.done, continues=chunk.continues or follows)
+        parts = [(str(file), _file_chunks(file, column, packing, label, encoding)) for file in source.files]
+        for name, chunks in parts or [(source.name, _hub_chunks(source.name, column, label))]:
+            first, is_stream = 1, packing == "packed" and is_token_file(Path(name))
+            for chunk in chunks:
+                continues = chunk.continues or (is_stream and not is_first)
+                yield chunk._replace(source=name, first=first, done=done + chunk.done, continues=continues)
+                first += len(chunk.texts)
+                is_first = empty = False
+            done += Path(name).stat().st_size if source.files else 0
         if empty:
             raise ValueError(f"{source.name} holds no text; name a source that does")
-        done += source.size
-    found.check(encoding)
+    encoding.check()
 
 
-def _source_chunks(
-    source: Source, column: str | None, packing: str, label: str | None, encoding: TextEncoding, found: Found
-) -> Iterator[Chunk]:
-    first, done = 1, 0
-    if source.name.startswith("hf:"):
-        for chunk in _group_rows(tables.column_of_rows(source.name, _hub_rows(source.name), column, label), label):
-            yield chunk._replace(source=source.name, first=first)
-            first += len(chunk.texts)
-    for file in source.files:
-        first = 1
-        with _named_errors(file), file.open("rb") as raw, open_decompressed(file, raw) as stream:
-            for chunk in _read(TextFile(file, stream, encoding, found), column, packing, label):
-                yield chunk._replace(source=str(file), first=first, done=done + raw.tell())
-                first += len(chunk.texts)
-        done += file.stat().st_size
-
-
-def _hub_rows(name: str) -> Iterator[dict[str, Any]]:
+def _hub_chunks(name: str, column: str | None, label: str | None) -> Iterator[Chunk]:
     datasets = import_optional("datasets", name)
     path, _, split = name.removeprefix("hf:").partition(":")
-    try:
-        yield from datasets.load_dataset(path, split=split or "train", streaming=True)
-    except Exception as error:  # the library raises many types, while opening and while iterating
-        raise ValueError(f"{name} could not be loaded: {error}") from None
+
+    def rows() -> Iterator[Any]:
+        try:
+            yield from datasets.load_dataset(path, split=split or "train", streaming=True)
+        except Exception as error:  # the library raises many types, while opening and while iterating
+            raise ValueError(f"{name} could not be loaded: {error}") from None
+
+    yield from _group_rows(tables.records(name, rows(), column, label), label)
 
 
-@contextlib.contextmanager
-def _named_errors(file: Path) -> Iterator[None]:
-    """Turn decoding and decompression errors into a ValueError that names the file."""
+def _file_chunks(
+    path: Path, column: str | None, packing: str, label: str | None, encoding: TextEncoding
+) -> Iterator[Chunk]:
     try:
-        yield
+        with path.open("rb") as raw, open_decompressed(path, raw) as stream:
+            for chunk in _read(TextFile(path, stream, encoding), column, packing, label):
+                yield chunk._replace(done=raw.tell())
     except (EOFError, lzma.LZMAError, zlib.error, OSError) as error:
-        raise ValueError(f"{file} could not be read: {error}; it may be damaged") from None
+        raise ValueError(f"{path} could not be read: {error}; it may be damaged") from None
 
 
 def _read(file: TextFile, column: str | None, packing: str, label: str | None) -> Iterator[Chunk]:
     path, stream, kind = file.path, file.stream, file_kind(file.path)
-    for name, wanted in (("column", column), ("label", label)):
-        if kind not in TABLES and wanted is not None:
-            raise ValueError(f"{name} is {wanted!r}, but {path} has no columns; leave it out, or name a table")
-    lines = chain.from_iterable(_whole_lines(file))
+    if kind not in TABLES:
+        tables.reject_columns(str(path), column, label)
+    lines = _lines(file)
     match kind:
         case ".jsonl":
             rows = tables.records(str(path), tables.parse_lines(path, lines), column, label)
@@ -200,8 +191,10 @@ def _read(file: TextFile, column: str | None, packing: str, label: str | None) -
         case ".bin" | ".ds" | ".npy":
             read = read_token_file if is_token_file(path) else read_array
             return (Chunk(ids, continues) for ids, continues in read(path, stream, packing, PIECE))
+        case _ if packing == "packed":
+            return _document_pieces(file)
         case _:
-            return _line_records(file) if packing == "lines" else _document_pieces(file)
+            rows = ((line.removesuffix("\n").removesuffix("\r"), None) for line in lines)
     return _group_rows(rows, label)
 
 
@@ -249,15 +242,8 @@ def _cut_position(text: str) -> int:
     return cut if cut > 0 else len(text)
 
 
-def _line_records(file: TextFile) -> Iterator[Chunk]:
-    """Yield one record per line; empty lines are skipped."""
-    for group in _whole_lines(file):
-        if records := [text for line in group if (text := line.removesuffix("\n").removesuffix("\r"))]:
-            yield Chunk(records)
-
-
-def _whole_lines(file: TextFile) -> Iterator[list[str]]:
-    """Yield all lines with their line ends, a piece at a time."""
+def _lines(file: TextFile) -> Iterator[str]:
+    """Yield all lines with their line ends."""
     rest = ""
     for text in file.decode(PIECE):
         *whole, rest = (rest + text).split("\n")
@@ -265,9 +251,9 @@ def _whole_lines(file: TextFile) -> Iterator[list[str]]:
             raise ValueError(
                 f"{file.path} has a line of more than {LONGEST_LINE} characters; rename it to .txt, with packing packed"
             )
-        yield [line + "\n" for line in whole]
+        yield from [line + "\n" for line in whole]
     if rest:
-        yield [rest]
+        yield rest
 
 
 def _fasta_rows(path: Path, lines: Iterator[str]) -> Iterator[Row]:

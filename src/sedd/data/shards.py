@@ -17,12 +17,13 @@ import numpy as np
 from jaxtyping import UInt
 
 from sedd import files
-from sedd.data.index import FORMAT, LABELS, LENGTHS, Index, Labels, Shard, close_durably, shard_name
+from sedd.data.index import FORMAT, LABELS, LENGTHS, Index, Labels, Shard, shard_name
 from sedd.data.packing import TokenBlocks
-from sedd.data.readers import Chunk, Source, TextOrIds, expand_sources, has_several_documents, read_chunks
-from sedd.data.text_file import Found, TextEncoding
+from sedd.data.readers import Chunk, Source, expand_sources, has_several_documents, read_chunks
+from sedd.data.tables import TextOrIds
+from sedd.data.text_file import TextEncoding
 from sedd.data.token_files import companions
-from sedd.schema import check_choice, check_count
+from sedd.schema import MAX_SAMPLES, check_choice, check_count
 from sedd.terminal import warn
 from sedd.tokenizer import BPE, Ids, Integers, Tokenizer
 from sedd.tokenizer.base import utf8
@@ -73,31 +74,35 @@ def prepare(
         on_progress: Called with the bytes read so far and in total.
     """
     check_choice("packing", packing, PACKING)
-    if pad is not None and pad not in PADS:
-        raise ValueError(f"pad is {pad!r}; choose one of {', '.join(PADS)}, or leave it out")
+    if pad is not None:
+        check_choice("pad", pad, PADS)
     for name, value in (("pad", pad), ("length", length), ("label", label)):
         if packing == "packed" and value is not None:
             raise ValueError(
                 f"{name} was given, but it applies to packing lines only; leave it out, or choose packing lines"
             )
-    if length is not None and length < 1:
-        raise ValueError(f"length is {length}; a record needs 1 token or more")
+    if length is not None:
+        check_count("length", length, most=MAX_SAMPLES)
     if workers is not None:
         check_count("workers", workers, most=2**10)
-    expanded, text_encoding, found = expand_sources(sources), TextEncoding.for_tokenizer(tokenizer, encoding), Found()
+    expanded, text_encoding = expand_sources(sources), TextEncoding.for_tokenizer(tokenizer, encoding)
     total, out = sum(source.size for source in expanded), Path(out)
     tokenizer = tokenizer.with_specials(eos=packing == "packed" and has_several_documents(expanded), pad=False)
     encoder = _Encoder(tokenizer, packing, length)
     try:
         with files.atomic_folder(out) as folder, _DatasetWriter(folder, encoder) as writer:
             files.require_empty_folder(out)
-            chunks = enumerate(read_chunks(expanded, column, packing, label, text_encoding, found))
+            chunks = enumerate(read_chunks(expanded, column, packing, label, text_encoding))
             for encoded in _in_order(encoder, chunks, workers or _cores()):
                 writer.add(encoded, labelled=label is not None)
                 if on_progress is not None:
                     on_progress(encoded.done, total)
             index = writer.finish(pad, fraction)
-            if notes := [*found.messages(), *writer.messages()]:
+            notes = text_encoding.messages()
+            if writer.too_long:
+                count, total = writer.too_long, writer.too_long + writer.records
+                notes += [f"{count:,} of {total:,} records have more than {length} tokens and are left out"]
+            if notes:
                 (folder / NOTES).write_text("".join(note + "\n" for note in notes), encoding="utf-8")
     except OSError as error:
         raise ValueError(
@@ -238,11 +243,11 @@ class _Encoder:
         """Count characters and bytes, for ids those of their text; an integer counts as one of each."""
         characters = size = 0
         for text in texts:
-            is_ids = not isinstance(text, str) and not isinstance(self.tokenizer, Integers)
-            found = self.tokenizer.decode_bytes(text).decode(errors="surrogateescape") if is_ids else text
-            characters += len(found)
-            is_plain = not isinstance(found, str) or found.isascii()
-            size += len(found) if is_plain else len(utf8(str(found), keeps_bytes=True))
+            if not isinstance(text, str) and not isinstance(self.tokenizer, Integers):
+                text = self.tokenizer.decode_bytes(text).decode(errors="surrogateescape")
+            characters += len(text)
+            is_wide = isinstance(text, str) and not text.isascii()
+            size += len(utf8(str(text), keeps_bytes=True)) if is_wide else len(text)
         return characters, size
 
     def _rows(self, texts: Sequence[TextOrIds]) -> list[Ids]:
@@ -265,18 +270,16 @@ def _in_order(
 
     Threads suffice: the slow parts, the `tokenizers` library and numpy, release the GIL.
     """
-    with ThreadPoolExecutor(workers) as pool:
-        waiting: deque[Future[_Encoded]] = deque()
-        try:
-            for item in items:
-                waiting.append(pool.submit(work, item))
-                if len(waiting) > workers:
-                    yield waiting.popleft().result()
-            while waiting:
+    pool, waiting = ThreadPoolExecutor(workers), deque[Future[_Encoded]]()
+    try:
+        for item in items:
+            waiting.append(pool.submit(work, item))
+            if len(waiting) > workers:
                 yield waiting.popleft().result()
-        finally:
-            for future in waiting:
-                future.cancel()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 @final
@@ -303,7 +306,11 @@ class _DatasetWriter(contextlib.ExitStack):
         if self.encoder.packing == "lines":
             self._append(LENGTHS, encoded.lengths.astype("<u4").data)
         if labelled:
-            self._append(LABELS, np.array([self._label_index(label) for label in encoded.labels], "<u2").data)
+            known = self.labels  # names are numbered in order of appearance
+            numbers = [NO_LABEL if name is None else known.setdefault(name, len(known)) for name in encoded.labels]
+            if len(known) > NO_LABEL:
+                raise ValueError(f"there are more than {NO_LABEL} labels; choose a column with fewer distinct values")
+            self._append(LABELS, np.array(numbers, "<u2").data)
         self.records += encoded.records
         self.characters += encoded.characters
         self.bytes += encoded.bytes
@@ -352,13 +359,6 @@ class _DatasetWriter(contextlib.ExitStack):
         index.write(self.folder)
         return index
 
-    def messages(self) -> list[str]:
-        """Return one line about records that were left out, if there are any."""
-        if not self.too_long:
-            return []
-        total = self.too_long + self.records
-        return [f"{self.too_long:,} of {total:,} records have more than {self.encoder.length} tokens and are left out"]
-
     def _append(self, name: str, content: memoryview) -> None:
         if name not in self.open:
             self.open[name] = self.enter_context((self.folder / name).open("wb"))
@@ -366,16 +366,10 @@ class _DatasetWriter(contextlib.ExitStack):
 
     def _close(self, name: str) -> str:
         """Flush a file to the disk, close it and return its SHA-256."""
-        close_durably(self.open.pop(name))
+        self.open.pop(name).close()
+        files.fsync(self.folder / name)
         return files.sha256(self.folder / name)
 
     def _close_shard(self) -> None:
         name, before = shard_name(len(self.shards)), SHARD * len(self.shards)
         self.shards.append(Shard(name, self.tokens - before, self._close(name)))
-
-    def _label_index(self, label: str | None) -> int:
-        """Return the index of a label, numbered in order of appearance."""
-        number = NO_LABEL if label is None else self.labels.setdefault(label, len(self.labels))
-        if len(self.labels) > NO_LABEL:
-            raise ValueError(f"there are more than {NO_LABEL} labels; choose a column with fewer distinct values")
-        return number

@@ -6,7 +6,9 @@ A small file may stand for any number of characters, so what is in memory at a t
 import csv
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator
 from io import BufferedIOBase
 from itertools import chain, islice
 from pathlib import Path
@@ -14,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from sedd.data.compression import import_optional, make_seekable
+from sedd.data.compression import COMPRESSED, import_optional
 from sedd.files import parse_json
 from sedd.tokenizer import Ids
 
@@ -65,37 +67,27 @@ def parse_array(path: Path, text: str) -> list[Any]:
 
 
 def records(source: str, values: Iterator[Any], column: str | None, label: str | None) -> Iterator[Row]:
-    """Yield the records of JSON: texts, lists of integers, or one column of objects."""
-    head = list(islice(values, 1))
-    if any(isinstance(value, dict) for value in head):
-        yield from column_of_rows(source, chain(head, values), column, label)
+    """Yield the records of JSON: texts, lists of integers, or one column of objects, and the labels."""
+    if not (head := list(islice(values, 1))):
         return
-    for name, wanted in (("column", column), ("label", label)):
-        if wanted is not None:
-            raise ValueError(
-                f"{name} is {wanted!r}, but {source} holds no objects with columns; leave it out, or name a table"
-            )
+    wanted = first = None
+    if isinstance(head[0], dict):
+        others = {key: value for key, value in head[0].items() if key != label}
+        texts = [key for key, value in others.items() if isinstance(value, str)]
+        lists = [key for key, value in others.items() if isinstance(value, list)]
+        wanted = _choose_column(source, list(head[0]), texts or lists, column, label)
+    else:
+        reject_columns(source, column, label)
     for number, value in enumerate(chain(head, values), 1):
-        yield _check_record(value, f"record {number} of {source}", head[0]), None
-
-
-def column_of_rows(source: str, rows: Iterator[Any], column: str | None, label: str | None) -> Iterator[Row]:
-    """Yield the column of texts or lists of integers, and the labels."""
-    if not (head := list(islice(rows, 1))):
-        return
-    others = {key: value for key, value in head[0].items() if key != label}
-    texts = [key for key, value in others.items() if isinstance(value, str)]
-    lists = [key for key, value in others.items() if isinstance(value, list)]
-    wanted = _choose_column(source, list(head[0]), texts or lists, column, label)
-    first = None
-    for number, row in enumerate(chain(head, rows), 1):
-        where = f"record {number} of {source}"
-        if not isinstance(row, Mapping):
-            raise ValueError(f"{where} is {_describe(row)}; it must be an object with columns, as the first is")
-        value = row.get(wanted)
+        where, row_label = f"record {number} of {source}", None
+        if wanted is not None:
+            if not isinstance(value, dict):
+                raise ValueError(f"{where} is {_describe(value)}; it must be an object with columns, as the first is")
+            row_label = _label_of(value, label, where)
+            where, value = f"{wanted!r} in {where}", value.get(wanted)
         first = value if first is None else first
-        record = None if value is None else _check_record(value, f"{wanted!r} in {where}", first)
-        yield record, None if label is None else _label_of(row.get(label), where, label)
+        is_missing = value is None and wanted is not None
+        yield None if is_missing else _check_record(value, where, first), row_label
 
 
 def _check_record(value: Any, where: str, first: Any) -> TextOrIds:
@@ -183,9 +175,12 @@ def _is_number(value: str) -> bool:
 def parquet_rows(file: Path, stream: BufferedIOBase, column: str | None, label: str | None) -> Iterator[Row]:
     """Yield the column of texts or lists of integers of a Parquet file, and the labels."""
     parquet = import_optional("pyarrow.parquet", str(file))
-    with make_seekable(file, stream) as table:
+    with tempfile.TemporaryFile() as copy:
+        is_compressed = file.suffix.lower() in COMPRESSED
+        if is_compressed:  # its columns are not read in their order
+            shutil.copyfileobj(stream, copy)
         try:
-            parquet_file = parquet.ParquetFile(table)
+            parquet_file = parquet.ParquetFile(copy if is_compressed else stream)
         except import_optional("pyarrow", str(file)).ArrowInvalid as error:
             raise ValueError(f"{file} is not a Parquet file: {error}") from None
         schema = parquet_file.schema_arrow
@@ -207,7 +202,7 @@ def parquet_rows(file: Path, stream: BufferedIOBase, column: str | None, label: 
                     if len(value or "") > LONGEST_LINE:
                         raise ValueError(f"{file} has a text of more than {LONGEST_LINE:,} characters; split it")
                     record = _check_record(value, str(file), value) if isinstance(value, list) else value
-                    yield record, None if label is None else _label_of(row[label], str(file), label)
+                    yield record, _label_of(row, label, str(file))
 
 
 def rows_at_a_time(file: Path, group: Any, columns: list[str]) -> int:
@@ -227,6 +222,13 @@ def rows_at_a_time(file: Path, group: Any, columns: list[str]) -> int:
 # Columns ---------------------------------------------------------------------------------------------------
 
 
+def reject_columns(source: str, column: str | None, label: str | None) -> None:
+    """Reject the name of a column where there are none."""
+    for name, wanted in (("column", column), ("label", label)):
+        if wanted is not None:
+            raise ValueError(f"{name} is {wanted!r}, but {source} has no columns; leave it out, or name a table")
+
+
 def _choose_column(source: str, columns: list[str], usable: list[str], wanted: str | None, label: str | None) -> str:
     """Return the requested column; by default one of `TEXT_COLUMNS`, or the only usable column."""
     if label is not None and label not in columns:
@@ -241,8 +243,9 @@ def _choose_column(source: str, columns: list[str], usable: list[str], wanted: s
     raise ValueError(f"{source} has the columns {', '.join(columns)}; name the one that holds the text: --column NAME")
 
 
-def _label_of(value: Any, where: str, label: str) -> str | None:
-    """Return a label as text, None if it is missing or empty."""
+def _label_of(row: dict[str, Any], label: str | None, where: str) -> str | None:
+    """Return the label of a row as text, None if it is missing or empty."""
+    value = None if label is None else row.get(label)
     if value is not None and not isinstance(value, str | int):
         raise ValueError(f"{where} has a {type(value).__name__} as {label!r}; a label must be text or an integer")
     return None if value is None else str(value) or None

@@ -3,6 +3,7 @@
 import codecs
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from io import BufferedIOBase
 from pathlib import Path
 from typing import NamedTuple, final
@@ -18,12 +19,19 @@ _ADVICE = "name its encoding, as in --encoding latin-1; a tokenizer of bytes rea
 
 
 @final
-class TextEncoding(NamedTuple):
-    """How the bytes of a file become text."""
+@dataclass
+class TextEncoding:
+    """How the bytes of files become text, and counts of what was read with it that is not plain text."""
 
     name: str = "utf-8"
     kept: float = 0.0
     """The largest share of bytes that are not UTF-8 and are kept, as Python's ``surrogateescape`` does."""
+    bytes: int = 0
+    odd_bytes: int = 0
+    first_odd: str = ""
+    line_ends: int = 0
+    """Line ends that are CRLF."""
+    first_file: str = ""
 
     @classmethod
     def for_tokenizer(cls, tokenizer: Tokenizer | str, name: str = "utf-8") -> "TextEncoding":
@@ -41,18 +49,6 @@ class TextEncoding(NamedTuple):
         else:
             kind, keeps_bytes = tokenizer.kind, tokenizer.keeps_bytes
         return cls(known, (1.0 if kind == "bytes" else MOST_ODD) if keeps_bytes and known == "utf-8" else 0.0)
-
-
-UTF8 = TextEncoding()
-
-
-@final
-class Found:
-    """Counts of what the text files of a data set hold that is not plain text, for the messages about it."""
-
-    def __init__(self) -> None:
-        self.bytes = self.odd_bytes = self.line_ends = 0
-        self.first_odd = self.first_file = ""
 
     @property
     def has_many_odd(self) -> bool:
@@ -72,9 +68,9 @@ class Found:
             lines.append(f"{self.line_ends:,} line ends are CRLF, from {self.first_file} on; they are read as LF")
         return lines
 
-    def check(self, encoding: TextEncoding) -> None:
-        """Raise ValueError if more bytes are not UTF-8 than ``encoding`` keeps."""
-        if self.has_many_odd and encoding.kept < 1:
+    def check(self) -> None:
+        """Raise ValueError if more bytes are not UTF-8 than are kept."""
+        if self.has_many_odd and self.kept < 1:
             raise ValueError(
                 f"more than 1 in {1 / MOST_ODD:,.0f} bytes are not UTF-8, the first is {self.first_odd}; {_ADVICE}"
             )
@@ -87,7 +83,6 @@ class TextFile(NamedTuple):
     path: Path
     stream: BufferedIOBase
     encoding: TextEncoding
-    found: Found
 
     def decode_running_text(self, size: int) -> Iterator[str]:
         """Yield the text as `decode` does, with LF for line ends that are CRLF."""
@@ -97,8 +92,8 @@ class TextFile(NamedTuple):
             end = "\r" if text.endswith("\r") else ""
             text = text.removesuffix("\r")
             if count := text.count("\r\n"):
-                self.found.line_ends += count
-                self.found.first_file = self.found.first_file or self.path.name
+                self.encoding.line_ends += count
+                self.encoding.first_file = self.encoding.first_file or self.path.name
                 text = text.replace("\r\n", "\n")
             if text:
                 yield text
@@ -107,7 +102,7 @@ class TextFile(NamedTuple):
 
     def decode(self, size: int) -> Iterator[str]:
         """Yield the text, ``size`` bytes at a time, without cutting a character; a byte order mark is dropped."""
-        name, kept = self.encoding
+        name, kept = self.encoding.name, self.encoding.kept
         decoder = codecs.getincrementaldecoder(name)("surrogateescape" if kept else "strict")
         read, offset, lines = 0, 0, 0  # bytes read, and of them decoded; line ends decoded
         is_last = False
@@ -122,32 +117,25 @@ class TextFile(NamedTuple):
             try:
                 text = decoder.decode(block, final=is_last)
             except UnicodeError as error:  # at the end: the file ends inside a character
-                where, advice = (
-                    str(error),
-                    _ADVICE if name == "utf-8" else "name the encoding that it has with --encoding",
-                )
+                where, advice = str(error), "name the encoding that it has with --encoding"
                 if isinstance(error, UnicodeDecodeError):
                     line = lines + 1 + error.object[: error.start].decode(name, "ignore").count("\n")
                     where = f"it has the byte {_place(error.object[error.start], offset + error.start, line)}"
+                advice = _ADVICE if name == "utf-8" else advice
                 raise ValueError(f"{self.path} is not {name.upper()}: {where}; {advice}") from None
-            self.found.bytes += len(block)
-            if kept and not text.isascii():
-                self._count_odd(text, offset, lines)
+            self.encoding.bytes += len(block)
+            if kept and not text.isascii() and (runs := list(_ODD_BYTES.finditer(text))):
+                if not self.encoding.odd_bytes:
+                    before, byte = text[: runs[0].start()], ord(runs[0].group()[0]) - 0xDC00
+                    place = _place(byte, offset + len(before.encode()), lines + 1 + before.count("\n"))
+                    self.encoding.first_odd = f"{place} of {self.path.name}"
+                self.encoding.odd_bytes += sum(len(run.group()) for run in runs)
             lines += text.count("\n")
             text = text if offset else text.removeprefix("\ufeff")
             read += len(block)
             offset = read - len(decoder.getstate()[0])  # without the beginning of a character
             if text:
                 yield text
-
-    def _count_odd(self, text: str, offset: int, lines: int) -> None:
-        """Count the bytes that are not UTF-8."""
-        runs = list(_ODD_BYTES.finditer(text))
-        if runs and not self.found.first_odd:
-            before = text[: runs[0].start()]
-            byte, line = ord(runs[0].group()[0]) - 0xDC00, lines + 1 + before.count("\n")
-            self.found.first_odd = f"{_place(byte, offset + len(before.encode()), line)} of {self.path.name}"
-        self.found.odd_bytes += sum(len(run.group()) for run in runs)
 
 
 def _place(byte: int, offset: int, line: int) -> str:

@@ -17,13 +17,14 @@ from array import array
 from collections.abc import Iterator, Sequence
 from functools import partial
 from io import BufferedIOBase
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jaxtyping import Int
 
-from sedd.data.compression import BLOCK, COMPRESSED, make_seekable
 from sedd.data.tables import short_rows
 from sedd.files import read_text
 from sedd.tokenizer import Ids
@@ -32,6 +33,7 @@ MAGIC = b"MMIDIDX\0\0"
 HEADER = struct.Struct("<9sQBQQ")  # magic, version, code of the dtype, sequences, entries of the list of documents
 DTYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
 """The integers among the dtypes of an .idx file, by their codes."""
+BLOCK = 1 << 17  # characters of a list of documents read at a time
 LONGEST_DOCUMENT = 1 << 26
 """Most tokens of a document that is read as one record."""
 Ends = Int[np.ndarray, " documents"]
@@ -85,18 +87,11 @@ def read_token_file(path: Path, stream: BufferedIOBase, packing: str, piece: int
         for start in range(0, total, piece):
             yield [take(min(piece, total - start))], start > 0
         return
-    rows: list[Ids] = []
-    size = 0
-    for length in lengths.tolist():
-        if length > LONGEST_DOCUMENT:
-            raise ValueError(f"{path} has a document of {length} tokens; read it with packing packed")
-        rows += [take(length)] if length else []
-        size += length
-        if size >= piece:
+    if (lengths > LONGEST_DOCUMENT).any():
+        raise ValueError(f"{path} has a document of {lengths.max()} tokens; read it with packing packed")
+    for _, group in groupby(zip(lengths.tolist(), (ends // piece).tolist(), strict=True), itemgetter(1)):
+        if rows := [take(length) for length, _ in group if length]:
             yield rows, False
-            rows, size = [], 0
-    if rows:
-        yield rows, False
 
 
 def _megatron(path: Path) -> tuple[np.dtype[Any], Ends]:
@@ -168,30 +163,29 @@ def _dolma(path: Path) -> tuple[np.dtype[Any], Ends]:
 
 def read_array(path: Path, stream: BufferedIOBase, packing: str, piece: int) -> Iterator[Rows]:
     """Yield the integers of a NumPy array: one-dimensional, it is one document; two-dimensional, a record per row."""
-    with make_seekable(path, stream) as plain:
-        try:
-            version = np.lib.format.read_magic(plain)
-            read_header = getattr(np.lib.format, f"read_array_header_{1 if version == (1, 0) else 2}_0")
-            shape, fortran_order, dtype = read_header(plain)
-        except Exception as error:  # damaged bytes may raise anything: the header is Python's syntax
-            raise ValueError(f"{path} is not an .npy file: {error}") from None
-        if dtype.kind not in "iu" or len(shape) not in (1, 2):
-            raise ValueError(f"{path} holds {dtype} of shape {shape}; it must hold integers in one or two dimensions")
-        if fortran_order and len(shape) == 2:
-            raise ValueError(f"{path} is stored column by column; save it again with numpy.ascontiguousarray")
-        width = shape[1] if len(shape) == 2 else 1
-        if min(shape) < 0 or width > LONGEST_DOCUMENT:
-            raise ValueError(f"{path} has the shape {shape}; rows have {LONGEST_DOCUMENT:,} integers or fewer")
-        step = max(1, piece // max(1, width)) * width * dtype.itemsize
-        left, continues = math.prod(shape) * dtype.itemsize, False
-        while left:
-            block = plain.read(min(step, left))
-            if not block:
-                raise EOFError(f"{left} bytes are missing at its end")
-            left -= len(block)
-            row = np.frombuffer(block, dtype).astype(np.int64)
-            yield list(row.reshape(-1, width)) if len(shape) == 2 else [row], continues
-            continues = len(shape) == 1
+    try:
+        version = np.lib.format.read_magic(stream)
+        read_header = getattr(np.lib.format, f"read_array_header_{1 if version == (1, 0) else 2}_0")
+        shape, fortran_order, dtype = read_header(stream)
+    except Exception as error:  # damaged bytes may raise anything: the header is Python's syntax
+        raise ValueError(f"{path} is not an .npy file: {error}") from None
+    if dtype.kind not in "iu" or len(shape) not in (1, 2):
+        raise ValueError(f"{path} holds {dtype} of shape {shape}; it must hold integers in one or two dimensions")
+    if fortran_order and len(shape) == 2:
+        raise ValueError(f"{path} is stored column by column; save it again with numpy.ascontiguousarray")
+    width = shape[1] if len(shape) == 2 else 1
+    if min(shape) < 0 or width > LONGEST_DOCUMENT:
+        raise ValueError(f"{path} has the shape {shape}; rows have {LONGEST_DOCUMENT:,} integers or fewer")
+    step = max(1, piece // max(1, width)) * width * dtype.itemsize
+    left, continues = math.prod(shape) * dtype.itemsize, False
+    while left:
+        block = stream.read(min(step, left))
+        if not block:
+            raise EOFError(f"{left} bytes are missing at its end")
+        left -= len(block)
+        row = np.frombuffer(block, dtype).astype(np.int64)
+        yield list(row.reshape(-1, width)) if len(shape) == 2 else [row], continues
+        continues = len(shape) == 1
 
 
 def holds_ids(files: Sequence[Path]) -> bool:
@@ -207,9 +201,3 @@ def refuse_fitting(files: Sequence[Path], tokenizer: str) -> None:
             f"tokenizer is {tokenizer!r}, which is fitted to text, and {files[0]} holds token ids; name the tokenizer "
             "that made them, as in --tokenizer tokenizer.json, or the size of its vocabulary, as in ints:50257"
         )
-
-
-def check_compression(path: Path) -> None:
-    """Reject a compressed file of tokens, whose size its index must match."""
-    if path.suffix.lower() in COMPRESSED and path.with_suffix("").suffix.lower() in (".bin", ".ds"):
-        raise ValueError(f"{path} is compressed; decompress it: a file of tokens is read beside its index")

@@ -11,7 +11,6 @@ import numpy as np
 from sedd.data import Index, TextEncoding, TokenBlocks, is_prepared
 from sedd.data.readers import expand_sources, has_several_documents, read_chunks
 from sedd.data.tables import TextOrIds
-from sedd.data.text_file import Found
 from sedd.evaluation.continuation import encode, encode_texts, pad_records
 from sedd.evaluation.protocols import DATASETS, Eos, Protocol, suite_datasets
 from sedd.loading import LoadedModel
@@ -216,13 +215,12 @@ def _read_blocks(blocks: TokenBlocks, indices: Ids) -> list[Ids]:
 def _read_texts(source: str, column: str | None, packing: str, encoding: TextEncoding) -> list[TextOrIds]:
     """Read the documents of a source, or its lines for a model trained on lines."""
     documents: list[list[TextOrIds]] = []
-    found = Found()
-    for chunk in read_chunks(expand_sources([source]), column, packing, encoding=encoding, found=found):
+    for chunk in read_chunks(expand_sources([source]), column, packing, encoding=encoding):
         pieces = [[text] for text in chunk.texts]
         if chunk.continues:
             documents[-1] += pieces.pop(0)
         documents += pieces
-    for message in found.messages():
+    for message in encoding.messages():
         warn(message)
     return ["".join(pieces) if isinstance(pieces[0], str) else np.concatenate(pieces) for pieces in documents]  # type: ignore[arg-type]
 

@@ -61,12 +61,11 @@ def _saw_held_out(folder: Path, config: RunConfig) -> bool:
 def _prepare(config: RunConfig, fraction: float, on_progress: Callable[[int, int], None] | None) -> Path:
     """Return the folder of prepared data whose tokenizer saw the first ``fraction`` of the text."""
     options = config.data
-    encoding = data.TextEncoding.for_tokenizer(options.tokenizer, options.encoding)
     return data.prepare_cached(
         options.sources,
         options.tokenizer,
         lambda: data.fit_tokenizer(
-            options.tokenizer, options.sources, options.column, options.packing, encoding, fraction
+            options.tokenizer, options.sources, options.column, options.packing, options.encoding, fraction
         ),
         cache=cache_folder() / "data",
         packing=options.packing,

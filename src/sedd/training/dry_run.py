@@ -15,7 +15,6 @@ import torch
 
 from sedd import data
 from sedd.data.readers import has_several_documents, read_chunks
-from sedd.data.text_file import Found
 from sedd.runtime import cuda_graphs, distributed
 from sedd.runtime.distributed import Ranks
 from sedd.terminal import warn
@@ -138,8 +137,7 @@ def _write_sample(options: DataConfig, folder: Path) -> _SampleFile:
     total = sum(source.size for source in sources)
     encoding = data.TextEncoding.for_tokenizer(options.tokenizer, options.encoding)
     rows: list[dict[str, str | None]] = []
-    found = Found()
-    for chunk in read_chunks(sources, options.column, options.packing, options.label, encoding, found):
+    for chunk in read_chunks(sources, options.column, options.packing, options.label, encoding):
         strings = (text if isinstance(text, str) else " ".join(map(str, text.tolist())) for text in chunk.texts)
         texts = [text.encode(errors="replace").decode() for text in strings]
         rows += [
@@ -150,7 +148,7 @@ def _write_sample(options: DataConfig, folder: Path) -> _SampleFile:
         fraction = chunk.done / total if total else math.nan
         if size >= SAMPLE_CHARACTERS:
             break
-    for message in found.messages():
+    for message in encoding.messages():
         warn(message)
     if options.packing == "packed" and not has_several_documents(sources):
         (folder / "sample.txt").write_text("".join(str(row["text"]) for row in rows), encoding="utf-8")

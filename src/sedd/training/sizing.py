@@ -12,7 +12,6 @@ import torch
 
 from sedd import data
 from sedd.data.readers import read_chunks
-from sedd.data.text_file import Found
 from sedd.data.token_files import holds_ids
 from sedd.runtime.device import resolve_device
 from sedd.training import networks
@@ -112,7 +111,7 @@ def _choose_size(config: RunConfig, device: str, flops: float) -> tuple[int, int
         and block_weights(size) <= WEIGHTS_PER_BYTE * available
     ] or [SIZES[0]]
     formula = formula_of(config)
-    if formula is None or not (_is_local_text(config.data) and is_prose(_first_text(config.data, Found()) or "")):
+    if formula is None or not (_is_local_text(config.data) and is_prose(_first_text(config.data)[0] or "")):
         return fitting[-1]
     per_token = BPE_CHARACTERS if config.data.tokenizer.startswith("bpe") else 1.0
     found = {size: formula.expected_bits(block_weights(size), per_token * tokens[size], available) for size in fitting}
@@ -127,10 +126,10 @@ def choose_tokenizer(config: RunConfig, given: Mapping[str, Any], device: str | 
 
     Nothing, to leave it as it is, for prepared data, arrays and data sets that are elsewhere.
     """
-    options, found = config.data, Found()
+    options = config.data
     if not _is_local_text(options):
         return {}
-    text, size, is_packed = _first_text(options, found), source_bytes(options), options.packing == "packed"
+    (text, found), size, is_packed = _first_text(options), source_bytes(options), options.packing == "packed"
     if text is None:
         tokenizer = "ints"
     elif found.has_many_odd:
@@ -231,22 +230,22 @@ def _vocabulary_size(options: DataConfig) -> int | None:
     if not _is_local_text(options):
         return None
     if kind == "chars":
-        return len(set(_first_text(options, Found()) or ""))
+        return len(set(_first_text(options)[0] or ""))
     return 256 if kind == "bytes" else int(size) if kind == "bpe" else None
 
 
-def _first_text(options: DataConfig, found: Found) -> str | None:
-    """Return the first 2^18 characters of the data; None for integers."""
+def _first_text(options: DataConfig) -> tuple[str | None, data.TextEncoding]:
+    """Return the first 2^18 characters of the data, None for integers, and what their encoding counted."""
     text, encoding = "", data.TextEncoding.for_tokenizer("bytes", options.encoding)
     sources = data.expand_sources(options.sources)
-    for chunk in read_chunks(sources, options.column, options.packing, encoding=encoding, found=found):
+    for chunk in read_chunks(sources, options.column, options.packing, encoding=encoding):
         for part in chunk.texts:
             if not isinstance(part, str):
-                return None
+                return None, encoding
             text += part[: max(0, 2**18 - len(text))]
-        if len(text) >= 2**18 and not found.odd_bytes:  # else their share of all of the data decides
+        if len(text) >= 2**18 and not encoding.odd_bytes:  # else their share of all of the data decides
             break
-    return text
+    return text, encoding
 
 
 def is_prose(text: str) -> bool:
