@@ -10,7 +10,8 @@ from toys import random_distribution, random_model
 
 from sedd import exact
 from sedd.draws import derive_seed
-from sedd.likelihood import BoundEstimator, bound, estimate_likelihood
+from sedd.likelihood import bound, estimate_likelihood
+from sedd.likelihood.estimators import BoundEstimator
 from sedd.nn.transformer import Modern
 from sedd.parameterization import CausalModel, MeanModel, ScoreModel
 from sedd.process import Absorbing, Hybrid, Process

@@ -14,7 +14,7 @@ from toys import KINDS, expected_loss, random_distribution, random_model, tensor
 
 from sedd import divergence, exact, reverse
 from sedd.exact import Distribution
-from sedd.likelihood import bound_terms
+from sedd.likelihood.estimators import BoundEstimator
 from sedd.objectives import DenoisingScoreEntropy
 from sedd.parameterization import MeanModel
 from sedd.process import Process, Uniform, at_token
@@ -150,14 +150,14 @@ def test_bayes_rule_is_the_closed_form(process: Process, sigma: float) -> None:
 
 @pytest.mark.parametrize("schedule", [LogLinear(), Geometric(1e-3, 8.0)], ids=str)
 def test_the_bound_is_the_closed_form(process: Process, schedule: Schedule) -> None:
-    """All three terms of `bound_terms`; absorbing noise has a prior of its own, since π has no tokens."""
+    """All three terms of `BoundEstimator`; absorbing noise has a prior of its own, since π has no tokens."""
     dense, p_data = Dense(N, process, mask_share=process.mask_share), random_distribution(N, 2, 0)
     model = random_model(MeanModel, process, 2).requires_grad_(False)
     sigma, noise = schedule(tensor(0.4))
     x_t, x_0, _ = exact.pairs(p_data, process, sigma)
     times = Times(tensor(0.4).expand(len(x_t)), noise.expand(len(x_t)))
     found, expected = (
-        bound_terms(model, one, schedule, x_0, x_t, x_t, times, torch.ones_like(x_0, dtype=torch.bool))
+        BoundEstimator(one, schedule).nats(model, x_0, x_t, x_t, *times, torch.ones_like(x_0, dtype=torch.bool))
         for one in (dense, process)
     )
     close(found.diffusion, expected.diffusion)

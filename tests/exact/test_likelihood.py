@@ -6,8 +6,9 @@ import pytest
 import torch
 from toys import random_distribution, random_model
 
-from sedd import exact, likelihood
+from sedd import exact
 from sedd.exact import pairs
+from sedd.likelihood.estimators import BoundEstimator
 from sedd.parameterization import MeanModel, ScoreModel
 from sedd.process import Absorbing, Process, Uniform
 from sedd.schedule import Geometric, LogLinear, LowNoiseTimes, Schedule, Times, stratified
@@ -29,7 +30,7 @@ def test_terms_average_to_the_expected_bound(process: Process, schedule: Schedul
     x_0, times = distribution.draw(DRAWS, generator), LowNoiseTimes()(stratified(DRAWS, generator))
     x_t, x_first = (process.corrupt(x_0, schedule.sigma(s), generator) for s in (times.t, torch.zeros_like(times.t)))
     valid = torch.ones_like(x_0, dtype=torch.bool)
-    found = likelihood.bound_terms(model, process, schedule, x_0, x_t, x_first, times, valid)
+    found = BoundEstimator(process, schedule).nats(model, x_0, x_t, x_first, *times, valid)
     for name in ("diffusion", "prior", "reconstruction"):
         values, truth = getattr(found, name).double(), getattr(expected, name)
         error = values.std() / math.sqrt(DRAWS)
@@ -46,7 +47,7 @@ def test_the_reconstruction_term_counts_however_little_noise_there_is(process: P
     score = exact.Score(distribution, process)
     x_first, x_0, weight = pairs(distribution, process, schedule.sigma(torch.zeros((), dtype=torch.float64)))
     times = Times(*(torch.ones(len(x_0), dtype=torch.float64) for _ in range(2)))
-    found = likelihood.bound_terms(score, process, schedule, x_0, x_0, x_first, times, torch.ones_like(x_0).bool())
+    found = BoundEstimator(process, schedule).nats(score, x_0, x_0, x_first, *times, torch.ones_like(x_0).bool())
     expected = exact.bound(score, distribution, process, schedule, nodes=1).reconstruction
     assert expected > lo / 10
     torch.testing.assert_close((weight * found.reconstruction).sum(), expected, rtol=1e-6, atol=0)
@@ -57,7 +58,9 @@ def test_padding_does_not_count() -> None:
     model = random_model(MeanModel, process, 3).requires_grad_(False)
     x_0, masks = torch.tensor([[0, 1, 2]]), torch.full((1, 3), 3)
     times, valid = LowNoiseTimes()(torch.tensor([0.7])), torch.tensor([[True, True, False]])
-    whole = likelihood.bound_terms(model, process, schedule, x_0, masks, x_0, times, torch.ones_like(valid))
-    part = likelihood.bound_terms(model, process, schedule, x_0, masks, x_0, times, valid)
+    whole, part = (
+        BoundEstimator(process, schedule).nats(model, x_0, masks, x_0, *times, each)
+        for each in (torch.ones_like(valid), valid)
+    )
     assert part.diffusion < whole.diffusion
     torch.testing.assert_close(part.prior, whole.prior * 2 / 3)

@@ -11,7 +11,8 @@ from toys import random_distribution, random_model
 from sedd import exact, samplers
 from sedd.draws import CounterRNG
 from sedd.evaluation.results import sequences_and_orders
-from sedd.likelihood import AllOrdersEstimator, ImportanceWeightedEstimator, orders, own_sample_bounds
+from sedd.likelihood import AllOrdersEstimator, ImportanceWeightedEstimator, orders
+from sedd.likelihood.orders import own_sample_bounds
 from sedd.parameterization import MeanModel
 from sedd.process import Absorbing
 from sedd.samplers import FirstHitting

@@ -8,8 +8,8 @@ import torch
 
 from sedd.evaluation import SINGLE_TEXT, evaluate, models_by_precision
 from sedd.evaluation.corpus import Corpus
-from sedd.likelihood import AnyOrderEstimator, BoundEstimator, Estimator
 from sedd.likelihood.estimate import _Draws
+from sedd.likelihood.estimators import AnyOrderEstimator, BoundEstimator, Estimator
 from sedd.loading import LoadedModel, prepare_for_inference
 from sedd.process import Absorbing, Uniform
 from sedd.runtime.distributed import Ranks
@@ -33,7 +33,7 @@ ROWS = [np.random.default_rng(i).integers(0, 27, 128) for i in range(64)]
 )
 def test_a_gpu_makes_the_noise_that_a_cpu_makes(estimator: Estimator) -> None:
     on_cpu, on_gpu = (
-        estimator.inputs(_Draws(estimator, ROWS, 8, 3, 1, Ranks(0, 1, torch.device(device))).at(np.arange(512)))
+        estimator.inputs(_Draws(estimator, ROWS, 8, [3], 1, Ranks(0, 1, torch.device(device))).at(np.arange(512)))
         for device in ("cpu", "cuda")
     )
     for expected, found in zip(on_cpu, on_gpu, strict=True):

@@ -238,8 +238,8 @@ MISTAKES = [
     Mistake(
         "padding gets noise in a bound",
         "likelihood/estimators.py",
-        "return torch.where(valid, x_t, x_0), torch.where(valid, x_first, x_0), *times, valid",
-        "return x_t, x_first, *times, valid",
+        "return torch.where(valid, x_t, x_0), torch.where(valid, x_first, x_0), times.t, weight, valid",
+        "return x_t, x_first, times.t, weight, valid",
         "exact/test_bound_per_row.py::test_padding_changes_nothing",
     ),
     Mistake(
@@ -662,8 +662,8 @@ MISTAKES = [
     Mistake(
         "the prior term is dropped",
         "likelihood/estimators.py",
-        "prior=torch.where(valid, process.prior_kl(",
-        "prior=0 * torch.where(valid, process.prior_kl(",
+        "prior = self.process.prior_kl(",
+        "prior = 0 * self.process.prior_kl(",
         TERMS,
     ),
     Mistake(
@@ -676,15 +676,15 @@ MISTAKES = [
     Mistake(
         "the bound without the weights of its times",
         "likelihood/estimators.py",
-        "diffusion = times.weight.to(diffusion.dtype)[..., None] * diffusion\n",
-        "pass\n",
+        "diffusion = weighted(weight, self._diffusion(model, x_0, x_t, t))",
+        "diffusion = self._diffusion(model, x_0, x_t, t)",
         TERMS,
     ),
     Mistake(
         "padding counts in the bound",
         "likelihood/estimators.py",
-        "diffusion=torch.where(valid, diffusion, 0).sum(-1)",
-        "diffusion=diffusion.sum(-1)",
+        "(torch.where(valid, term, 0).sum(-1) for term in",
+        "(term.sum(-1) for term in",
         TERMS,
     ),
     Mistake(
@@ -704,15 +704,15 @@ MISTAKES = [
     Mistake(
         "the standard error of independent draws",
         "likelihood/variance_reduction.py",
-        "paired_variance(residuals, 1 + uncertainty**2) / self.draws**2",
-        "paired_variance(residuals, 1 + uncertainty**2) / self.draws",
+        ".sum()) / self.draws**2",
+        ".sum()) / self.draws",
         f"{ESTIMATE}::test_the_error_is_the_spread_over_seeds",
     ),
     Mistake(
         "every sequence has the same weight, whatever its length",
         "likelihood/estimate.py",
-        "float(costs.sum() / tokens), self.estimator",
-        "float((costs / self.lengths).mean()), self.estimator",
+        "nats = float(costs.sum() / tokens)",
+        "nats = float((costs / self.lengths).mean())",
         f"{ESTIMATE}::test_texts_of_different_lengths_count_by_their_tokens",
     ),
     Mistake(
@@ -781,8 +781,8 @@ MISTAKES = [
     Mistake(
         "factors of control variates are taken as known",
         "likelihood/variance_reduction.py",
-        "paired_variance(residuals, 1 + uncertainty**2)",
-        "paired_variance(residuals)",
+        "(residuals**2 * (1 + uncertainty**2)).sum()",
+        "(residuals**2).sum()",
         f"{ESTIMATE}::test_the_error_counts_the_uncertainty_of_the_factors_of_control_variates",
     ),
     Mistake(

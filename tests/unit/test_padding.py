@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from sedd import data, likelihood
+from sedd import data
+from sedd.likelihood.estimators import default_estimator
 from sedd.runtime.distributed import Ranks
-from sedd.schedule import Geometric, LogLinear, Schedule, Times
+from sedd.schedule import Geometric, LogLinear, Schedule
 from sedd.tokenizer import Characters
 from sedd.training import optimizer, validation
 from sedd.training.batches import Batch
@@ -138,9 +139,7 @@ def test_the_validation_bound_is_that_of_single_sequences(folder: Path, kind: tu
         x_0, x_t, x_first = (a[row : row + 1, :length] for a in columns[:3])
         t, weight = (a[row : row + 1] for a in columns[3:5])
         model = trainer.bind(trainer.ema_model, torch.ones(1, length, dtype=torch.bool), columns[-1][row : row + 1])
-        terms = likelihood.bound_terms(
-            model, trainer.setup.process, trainer.setup.schedule, x_0, x_t, x_first, Times(t, weight), model.valid
-        )
+        terms = default_estimator(model).nats(model, x_0, x_t, x_first, t, weight, model.valid)
         totals.append(terms.total.item())
     tokens = int(valid.sum())
     assert tokens == sum(len(TEXTS[24:][i % 16]) for i in range(12))

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from sedd import likelihood
 from sedd.evaluation import results
 from sedd.evaluation.quality.judge import Judge, score_in_low_precision
-from sedd.likelihood import BoundEstimator, PrecisionCheck, check_precision, estimate_likelihood
+from sedd.likelihood import estimate_likelihood
 from sedd.likelihood.estimate import default_batch
+from sedd.likelihood.estimators import BoundEstimator, FixedOrderEstimator
+from sedd.likelihood.precision_check import PrecisionCheck, check_precision
 from sedd.loading import LoadedModel
 from sedd.nn.transformer import Modern
 from sedd.parameterization import ScoreModel
@@ -120,7 +121,7 @@ def test_a_low_precision_that_overflows_is_not_used() -> None:
 def test_an_exact_likelihood_never_uses_low_precision() -> None:
     process = Absorbing(5)
     full = PARAMETERIZATIONS.build("mean", network(), process)
-    by = likelihood.FixedOrderEstimator(process, torch.arange)
+    by = FixedOrderEstimator(process, torch.arange)
     rows = [np.arange(5)] * 3
     options = {"draws": 8, "seed": 3, "batch": 32, "ranks": ALONE}
     found = estimate_likelihood(full, by, rows, low_precision_model=None, **options)

@@ -44,7 +44,7 @@ EXACT_ESTIMATORS = ("forward", "backward", "random")
 
 if TYPE_CHECKING:
     from sedd.evaluation import Protocol
-    from sedd.likelihood import Orders
+    from sedd.likelihood.orders import Orders
 
 ProtocolName = Annotated[
     str | None,

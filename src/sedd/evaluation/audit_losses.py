@@ -28,7 +28,7 @@ from sedd.exact import (
     sample_distribution,
     transition_matrix,
 )
-from sedd.likelihood import times_by_noise
+from sedd.likelihood.estimators import times_by_noise
 from sedd.parameterization import MeanModel, ScoreModel
 from sedd.process import Process, at_token
 from sedd.reverse import denoising_table

@@ -7,7 +7,8 @@ import numpy as np
 import torch
 
 from sedd.data.tables import TextOrIds
-from sedd.likelihood import LikelihoodEstimate, build_estimator, estimate_likelihood
+from sedd.likelihood import LikelihoodEstimate, estimate_likelihood
+from sedd.likelihood.estimate import build_estimator
 from sedd.likelihood.orders import Orders
 from sedd.loading import LoadedModel
 from sedd.runtime.distributed import Ranks

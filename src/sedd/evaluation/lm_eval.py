@@ -27,7 +27,8 @@ from rich.progress import track
 
 from sedd import evaluation, hub, samplers
 from sedd.draws import derive_seed
-from sedd.likelihood import build_estimator, estimate_likelihood
+from sedd.likelihood import estimate_likelihood
+from sedd.likelihood.estimate import build_estimator
 from sedd.loading import LoadedModel
 from sedd.runtime.distributed import Ranks
 from sedd.samplers import Prompt, Warping

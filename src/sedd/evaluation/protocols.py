@@ -17,7 +17,7 @@ from typing import Any, final
 import numpy as np
 
 from sedd.evaluation import detokenize
-from sedd.likelihood import BoundTerms
+from sedd.likelihood.estimators import BoundTerms
 from sedd.likelihood.orders import Orders
 from sedd.tokenizer import Ids
 

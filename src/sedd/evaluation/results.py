@@ -11,18 +11,10 @@ from sedd import samplers
 from sedd.draws import CounterRNG, derive_seed
 from sedd.evaluation.corpus import Corpus, sample_corpus
 from sedd.evaluation.protocols import OWN_SAMPLES, Protocol, default_draws
-from sedd.likelihood import (
-    BoundTerms,
-    Estimator,
-    ImportanceWeightedEstimator,
-    LikelihoodEstimate,
-    build_estimator,
-    estimate_difference,
-    estimate_likelihood,
-    own_sample_bounds,
-)
-from sedd.likelihood.estimate import OnProgress, default_batch, population_stderr
-from sedd.likelihood.orders import Orders
+from sedd.likelihood import ImportanceWeightedEstimator, LikelihoodEstimate, estimate_likelihood
+from sedd.likelihood.estimate import OnProgress, build_estimator, default_batch, estimate_difference, population_stderr
+from sedd.likelihood.estimators import BoundTerms, Estimator
+from sedd.likelihood.orders import Orders, own_sample_bounds
 from sedd.loading import LoadedModel, convert_precision
 from sedd.parameterization import DiscreteModel
 from sedd.runtime.distributed import Ranks

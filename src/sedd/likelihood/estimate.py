@@ -7,10 +7,8 @@ on the number of processes, up to the rounding of the network's own arithmetic.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import repeat
 from typing import Any, Generic, TypeVar, final
 
 import numpy as np
@@ -31,7 +29,7 @@ from sedd.likelihood.estimators import (
 )
 from sedd.likelihood.orders import AllOrdersEstimator, ImportanceWeightedEstimator, Orders, check_mixture, check_orders
 from sedd.likelihood.precision_check import FIRST, PrecisionCheck, check_precision
-from sedd.likelihood.variance_reduction import AdjustedCosts, StratifiedTimes
+from sedd.likelihood.variance_reduction import StratifiedTimes
 from sedd.parameterization import DiscreteModel, MeanModel
 from sedd.runtime.distributed import Ranks
 from sedd.schema import check_count
@@ -77,16 +75,13 @@ def build_estimator(
     seed: int = 0,
     orders: Orders | None = None,
 ) -> Estimator:
-    """Build the estimator of a model's likelihood.
+    """Build the estimator of a model's likelihood: bound, any-order, forward, backward or random; None: the first.
 
     Args:
-        name: bound, any-order, forward, backward or random, as far as they fit the model; None: the first that fits.
-        terms: The terms of the variational bound to include: all, or the diffusion term alone as in published
-            tables.  [§8]
+        terms: The terms of the bound to include: all, or the diffusion term alone as in published tables.  [§8]
         t_min: The time at which the integral of the diffusion term begins, where it stands alone.
         seed: Decides the order named ``random``.
-        orders: The number of orders of the mixture that a time-free denoiser of masks is, or ``all``; None: another
-            estimator.
+        orders: The number of orders of the mixture that a time-free denoiser of masks is, or ``all``; None: by name.
     """
     process, default = model.process, default_estimator(model)
     denoises_masks = isinstance(model, MeanModel) and process.only_masks
@@ -147,53 +142,35 @@ def bound(
                 f"model is {type(model).__name__}, which has no {name}; pass a model, as in "
                 "bound(ScoreModel(network, process, schedule), x_0)"
             )
-    valid = getattr(model, "valid", None) if valid is None else valid
-    _check_rows(x_0, valid)
-    parameter = next(model.parameters(), None) if isinstance(model, nn.Module) else None
-    x_0 = x_0 if parameter is None else x_0.to(parameter.device)
-    device, by = x_0.device, default_estimator(model)
-    if valid is not None:
-        valid = valid.to(device).expand_as(x_0)
-        x_0 = torch.where(valid, x_0, 0)
-    tensors.check_clean_tokens(x_0, model.process.vocab_size)
-    rows, length = x_0.shape
-    times = [StratifiedTimes(1, draws, row_seed) for row_seed in _row_seeds(seed, x_0, valid)]
-    u = torch.tensor(np.array([each.u[0] for each in times]), device=device)
-    seeds = torch.tensor([each.seed for each in times], device=device)
-    count = by.draws_of(length, draws)
-    batch = default_batch(device, model.process.num_states, length) if batch is None else batch
-    check_count("batch", batch)
-    found = torch.zeros(rows, count, 5, dtype=torch.float64, device=device)
-    with evaluation_mode(model):
-        for place in torch.arange(rows * count, device=device).split(batch):
-            row, index = place // count, place % count
-            some = None if valid is None else valid[row]
-            draw = Draw(x_0[row], index, u[row, index], CounterRNG(seeds[row], index), some)
-            found[row, index] = by.values(_of_rows(model, row, some), draw)
-    values = found.cpu().numpy()
-    if not (finite := np.isfinite(values).all((1, 2))).all():
-        raise ValueError(
-            f"the loss is not finite in rows {np.flatnonzero(~finite).tolist()}; look for NaN in the network's output"
-        )
-    nats, variance = values[..., :3].sum(-1).mean(-1), np.zeros(rows)
-    if not by.is_exact:
-        for i in range(rows):
-            adjusted = _adjust(by, times[i], values[i : i + 1])
-            nats[i], variance[i] = adjusted.costs.mean(), adjusted.variance
-    return LikelihoodEstimate(torch.from_numpy(nats).to(device), torch.from_numpy(variance**0.5).to(device))
-
-
-def _check_rows(x_0: Tensor, valid: Tensor | None) -> None:
     if x_0.ndim != 2 or x_0.numel() == 0 or x_0.dtype != torch.long:
         raise ValueError(
             f"x_0 is {x_0.dtype} of shape {tuple(x_0.shape)}; pass int64 tokens of shape (rows, length), as x_0[None] "
             "for one sequence"
         )
-    if valid is not None and (valid.dtype != torch.bool or valid.shape not in (x_0.shape, x_0.shape[1:])):
-        raise ValueError(
-            f"valid is {valid.dtype} of shape {tuple(valid.shape)}; pass booleans of shape {tuple(x_0.shape)}, "
-            "False at padding"
-        )
+    parameter = next(model.parameters(), None) if isinstance(model, nn.Module) else None
+    device = x_0.device if parameter is None else parameter.device
+    valid = getattr(model, "valid", None) if valid is None else valid
+    if valid is not None:
+        if valid.dtype != torch.bool or valid.shape not in (x_0.shape, x_0.shape[1:]):
+            raise ValueError(
+                f"valid is {valid.dtype} of shape {tuple(valid.shape)}; pass booleans of shape {tuple(x_0.shape)}, "
+                "False at padding"
+            )
+        valid = valid.to(device).expand_as(x_0)
+        x_0 = torch.where(valid, x_0.to(device), 0)
+    tensors.check_clean_tokens(x_0, model.process.vocab_size)
+    batch = default_batch(device, model.process.num_states, x_0.shape[-1]) if batch is None else batch
+    rows, seeds, ranks = list(x_0.cpu().numpy()), _row_seeds(seed, x_0, valid), Ranks(0, 1, device)
+    made = _Draws(default_estimator(model), rows, draws, seeds, batch, ranks, valid)
+    training = [module for module in model.modules() if module.training] if isinstance(model, nn.Module) else []
+    for module in training:  # no dropout
+        module.training = False
+    try:
+        nats, variance = made.costs(made.evaluate(model, made.numbers))
+    finally:
+        for module in training:
+            module.training = True
+    return LikelihoodEstimate(torch.from_numpy(nats).to(device), torch.from_numpy(variance**0.5).to(device))
 
 
 def _row_seeds(seed: int, x_0: Int[Tensor, "b L"], valid: Bool[Tensor, "b L"] | None) -> list[int]:
@@ -206,26 +183,6 @@ def _row_seeds(seed: int, x_0: Int[Tensor, "b L"], valid: Bool[Tensor, "b L"] | 
         seeds.append(derive_seed(seed, f"{key} {seen[key]}"))
         seen[key] += 1
     return seeds
-
-
-def _of_rows(model: Any, row: Int[Tensor, " k"], valid: Tensor | None) -> Any:
-    """Return the model given the padding and labels of these rows."""
-    label = model.label if isinstance(model, DiscreteModel) else None
-    label = None if label is None or label.ndim == 0 else label[row]
-    return model if valid is None and label is None else model.bind(label=label, valid=valid)
-
-
-@contextmanager
-def evaluation_mode(model: Any) -> Iterator[None]:
-    """Switch off dropout for a time."""
-    training = [module for module in model.modules() if module.training] if isinstance(model, nn.Module) else []
-    for module in training:
-        module.training = False
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True
 
 
 def default_batch(device: torch.device, num_states: int, length: int) -> int:
@@ -258,28 +215,24 @@ def estimate_likelihood(
     Args:
         sequences: Token ids; lengths may differ.
         draws: Monte Carlo draws per sequence; exact estimators ignore it.
-        seed: Decides times and noise.
         batch: How many draws are evaluated at once on each process; it does not change the result.
         ranks: The processes that share the work, and their device.
-        low_precision_model: The same model in a faster precision; None: there is none.
-        on_progress: Called after each batch.
     """
     if not sequences or not all(map(len, sequences)):
         raise ValueError(f"of {len(sequences)} sequences some or all are empty; there is nothing to score in them")
-    made, check = _Draws(estimator, sequences, draws, seed, batch, ranks), None
-    if low_precision_model is not None and not estimator.is_exact and len(made.numbers) >= 4 * FIRST:
-        low = made.evaluate(low_precision_model, made.numbers, on_progress)
-        if np.isfinite(low).all():
-            estimate = made.summary(low)
-            per_draw = len(low) / (made.lengths * np.diff(made.starts)).sum()  # the mean is in nats per token
-            check = check_precision(
-                low[:, :3].sum(-1) * per_draw,
-                lambda chosen: made.evaluate(model, chosen)[:, :3].sum(-1) * per_draw,
-                estimate.stderr,
-                seed,
-            )
-            if check is not None and check.is_negligible:
-                return replace(estimate, precision_check=check)
+    made, check = _Draws(estimator, sequences, draws, [seed], batch, ranks), None
+    tries_low = low_precision_model is not None and not estimator.is_exact and len(made.numbers) >= 4 * FIRST
+    if tries_low and np.isfinite(low := made.evaluate(low_precision_model, made.numbers, on_progress)).all():
+        estimate = made.summary(low)
+        per_draw = len(low) / made.lengths[made.rows].sum()  # the mean is in nats per token
+        check = check_precision(
+            low[:, :3].sum(-1) * per_draw,
+            lambda chosen: made.evaluate(model, chosen)[:, :3].sum(-1) * per_draw,
+            estimate.stderr,
+            seed,
+        )
+        if check is not None and check.is_negligible:
+            return replace(estimate, precision_check=check)
     return replace(made.summary(made.evaluate(model, made.numbers, on_progress)), precision_check=check)
 
 
@@ -299,42 +252,63 @@ def estimate_difference(
     Common random numbers: the error of the difference of similar models is far below the error of either value. The
     errors are standard errors over the sequences. Arguments are as for `estimate_likelihood`.
     """
-    made = _Draws(estimator, sequences, draws, seed, batch, ranks)
+    made = _Draws(estimator, sequences, draws, [seed], batch, ranks)
     first, second = (made.evaluate(model, made.numbers, on_progress)[:, :3].sum(-1) for model in models)
-    costs = np.add.reduceat(second - first, made.starts[:-1]) / np.diff(made.starts)
+    costs = np.add.reduceat(second - first, made.starts) / made.counts
     error = population_stderr(costs, made.lengths)
     return LikelihoodEstimate(float(costs.sum() / made.lengths.sum()), error or 0.0, error)
 
 
 @final
 class _Draws:
-    """All draws of a data set by number: those of the first sequence, then those of the second …"""
+    """All draws of some sequences by number: those of the first, then those of the second …
+
+    Times are stratified over the sequences of one seed: over all of them, or each alone if it has a seed of its own.
+    """
 
     def __init__(
-        self, estimator: Estimator, sequences: Sequence[Ids], draws: int, seed: int, batch: int, ranks: Ranks
+        self,
+        estimator: Estimator,
+        sequences: Sequence[Ids],
+        draws: int,
+        seeds: Sequence[int],
+        batch: int,
+        ranks: Ranks,
+        valid: Bool[Tensor, "b L"] | None = None,
     ) -> None:
         check_count("batch", batch)
-        self.estimator, self.sequences, self.seed, self.batch, self.ranks = estimator, sequences, seed, batch, ranks
-        self.times = None if estimator.is_exact else StratifiedTimes(len(sequences), draws, seed)
+        self.estimator, self.sequences, self.batch, self.ranks, self.valid = estimator, sequences, batch, ranks, valid
+        self.seed, self.seeds = seeds[0] if len(seeds) == 1 else None, torch.tensor(seeds, device=ranks.device)
+        alike = len(sequences) // len(seeds)
+        self.times = [] if estimator.is_exact else [StratifiedTimes(alike, draws, seed) for seed in seeds]
         self.lengths = np.array(list(map(len, sequences)))
-        counts = list(map(estimator.draws_of, self.lengths.tolist(), repeat(draws)))
-        self.starts = np.concatenate([[0], np.cumsum(counts)])
-        self.numbers = np.arange(self.starts[-1])
-        self.u = self.times.u.ravel() if self.times else np.zeros(len(self.numbers))  # unused where the value is exact
+        self.counts = np.array([estimator.draws_of(length, draws) for length in self.lengths.tolist()])
+        self.starts, self.rows = self.counts.cumsum() - self.counts, np.repeat(np.arange(len(sequences)), self.counts)
+        self.numbers = np.arange(len(self.rows))
+        self.u = np.concatenate([times.u.ravel() for times in self.times] or [np.zeros(len(self.rows))])
 
     def evaluate(
         self, model: Any, numbers: Int[np.ndarray, " n"], on_progress: OnProgress | None = None
     ) -> Float[np.ndarray, "n 5"]:
         """Return the three terms and two control variates of the draws with these numbers, from all processes."""
         found = torch.zeros(len(numbers), 5, dtype=torch.float64, device=self.ranks.device)
-        mine = self._batches(numbers)[self.ranks.rank :: self.ranks.world_size]
+        lengths, batches = self.lengths[self.rows[numbers]], []
+        for length in np.unique(lengths):  # sequences of one length come together, so that nothing is padded
+            alike = np.flatnonzero(lengths == length)
+            batches += np.split(alike, range(self.batch, len(alike), self.batch))
+        mine = batches[self.ranks.rank :: self.ranks.world_size]
         done, total = 0, sum(map(len, mine))
         finished = torch.cuda.Event() if found.is_cuda else None
         for places in mine:  # a GPU computes one batch while the next one is prepared
-            draw = self.at(numbers[places])
-            rows = torch.from_numpy(places).to(found.device)
+            draw, label = self.at(numbers[places]), getattr(model, "label", None)
+            label = label[self.rows[numbers[places]]] if label is not None and label.ndim else None
+            given = model if draw.valid is None and label is None else model.bind(label=label, valid=draw.valid)
             with torch.no_grad():
-                found[rows] = self.estimator.values(model, draw)
+                inputs = self.estimator.inputs(draw)
+                terms = torch.stack(self.estimator.nats(given, draw.x_0, *inputs), -1)
+                control_variates = self.estimator.control_variates(draw.x_0, *inputs)
+                values = torch.cat([terms.double(), control_variates.double()], -1)
+                found[torch.from_numpy(places).to(found.device)] = values
             if finished is not None:
                 previous, finished = finished, torch.cuda.Event()
                 finished.record()
@@ -342,54 +316,57 @@ class _Draws:
             done += len(places)
             if on_progress is not None:
                 on_progress(done, total)
-        values: np.ndarray = self.ranks.all_reduce_sum(found).cpu().numpy()
-        return values
-
-    def _batches(self, numbers: Int[np.ndarray, " n"]) -> list[Int[np.ndarray, " b"]]:
-        """Divide the places in ``numbers``; sequences of one length come together, so that nothing is padded."""
-        lengths, found = self.lengths[np.searchsorted(self.starts, numbers, side="right") - 1], []
-        for length in np.unique(lengths):
-            places = np.flatnonzero(lengths == length)
-            found += np.split(places, range(self.batch, len(places), self.batch))
-        return found
+        summed: np.ndarray = self.ranks.all_reduce_sum(found).cpu().numpy()
+        return summed
 
     def at(self, numbers: Int[np.ndarray, " b"]) -> Draw:
         """Return what the inputs of these draws are made from, on the device: integers decide all noise."""
-        rows = np.searchsorted(self.starts, numbers, side="right") - 1
+        rows = self.rows[numbers]
         columns = np.stack([self.sequences[row] for row in rows]), numbers, numbers - self.starts[rows], self.u[numbers]
         x_0, number, index, u = (torch.from_numpy(column).to(self.ranks.device) for column in columns)
-        return Draw(x_0, index, u, CounterRNG(self.seed, number))
+        rng = CounterRNG(self.seed, number) if self.seed is not None else CounterRNG(self.seeds[rows], index)
+        return Draw(x_0, index, u, rng, None if self.valid is None else self.valid[rows])
+
+    def means(self, found: Float[np.ndarray, "draws 5"]) -> Float[np.ndarray, "sequences 3"]:
+        """Average the terms over the draws of each sequence."""
+        means: np.ndarray = np.add.reduceat(found[:, :3], self.starts) / self.counts[:, None]
+        return means
+
+    def costs(
+        self, found: Float[np.ndarray, "draws 5"]
+    ) -> tuple[Float[np.ndarray, " sequences"], Float[np.ndarray, " seeds"]]:
+        """Return the nats of each sequence and, for each seed, the Monte Carlo variance of the sum of its sequences."""
+        if not (finite := np.isfinite(found).all(-1)).all():
+            raise ValueError(
+                f"the loss is not finite in rows {np.unique(self.rows[~finite])[:8].tolist()}; the weights are "
+                "damaged, or training diverged: look for NaN in the network's output"
+            )
+        if not self.times:
+            return self.means(found).sum(-1), np.zeros(len(self.seeds))
+        values = found.reshape(len(self.times), *self.times[0].strata.shape, 5)
+        adjusted = [
+            times.adjust(nats, self.estimator.trend(torch.from_numpy(times.midpoints)).numpy(), control_variates)
+            for times, nats, control_variates in zip(self.times, values[..., :3].sum(-1), values[..., 3:], strict=True)
+        ]
+        return np.concatenate([part.costs.mean(-1) for part in adjusted]), np.array(
+            [part.variance for part in adjusted]
+        )
 
     def summary(self, found: Float[np.ndarray, "draws 5"]) -> LikelihoodEstimate[float]:
         """Average over draws and sum over sequences, in the order of their numbers."""
-        if not np.isfinite(found).all():
-            raise ValueError("the model gives a loss that is not finite; its weights are damaged, or training diverged")
-        counts, tokens = np.diff(self.starts), self.lengths.sum()
-        means = np.add.reduceat(found[:, :3], self.starts[:-1]) / counts[:, None]
-        costs, variance = means.sum(-1), 0.0
-        if self.times is not None:
-            adjusted = _adjust(self.estimator, self.times, found.reshape(*self.times.strata.shape, 5))
-            costs, variance = adjusted.costs.mean(-1), adjusted.variance
-        other_terms = means[:, 1:].sum(0)  # control variates adjust the diffusion term alone
+        (costs, (variance,)), tokens, is_exact = self.costs(found), self.lengths.sum(), self.estimator.is_exact
+        other_terms = self.means(found)[:, 1:].sum(0)  # control variates adjust the diffusion term alone
         terms = np.array([costs.sum() - other_terms.sum(), *other_terms]) / tokens
-        nats, is_exact = float(costs.sum() / tokens), self.estimator.is_exact
+        nats = float(costs.sum() / tokens)
         return LikelihoodEstimate(
             nats=nats,
             stderr=float(variance**0.5 / tokens),
             stderr_population=population_stderr(costs, self.lengths),
             terms=tuple(terms.tolist()),
-            network_calls=int(np.dot(counts, list(map(self.estimator.calls_per_draw, self.lengths.tolist())))),
+            network_calls=int(np.dot(self.counts, list(map(self.estimator.calls_per_draw, self.lengths.tolist())))),
             lower=nats if is_exact else None,
             lower_stderr=0.0 if is_exact else None,
         )
-
-
-def _adjust(
-    estimator: Estimator, times: StratifiedTimes, values: Float[np.ndarray, "sequences draws 5"]
-) -> AdjustedCosts:
-    """Reduce the variance of the costs, and estimate what is left of it."""
-    trend = estimator.trend(torch.from_numpy(times.midpoints.ravel())).numpy()
-    return times.adjust(values[..., :3].sum(-1), trend.reshape(values.shape[:2]), values[..., 3:])
 
 
 def population_stderr(costs: Float[np.ndarray, " sequences"], lengths: Int[np.ndarray, " sequences"]) -> float | None:

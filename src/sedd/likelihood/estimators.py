@@ -9,22 +9,19 @@ assigns to them. The inputs are a function of the draw's own random numbers, so 
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple, final
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from sedd import tensors
 from sedd.draws import CounterRNG
 from sedd.objectives import AnyOrder, weighted
 from sedd.parameterization import CausalModel
 from sedd.process import Process, at_token
 from sedd.reverse import denoising_table
 from sedd.schedule import LowNoiseTimes, Schedule, Times
-
-# The bound at one time per sequence ------------------------------------------------------------------------
 
 
 def times_by_noise(u: Float[Tensor, "*b"], schedule: Schedule, t_min: float = 0.0) -> Times:
@@ -35,8 +32,6 @@ def times_by_noise(u: Float[Tensor, "*b"], schedule: Schedule, t_min: float = 0.
     losses that a small number of draws misses it. At high noise a wrong score costs the same at every σ, and 1 − e^−σ
     instead of σ/(1 + σ) would hardly ever draw a time there.
     """
-    tensors.check_times(u)
-    tensors.check_t_min(t_min)
     ends = schedule.sigma(torch.tensor([t_min, 1.0], dtype=u.dtype, device=u.device))
     first, last = ends / (1 + ends)
     share = first + (last - first) * u**3
@@ -62,54 +57,6 @@ def diffusion_only(nats: Float[Tensor, " b"]) -> BoundTerms:
     """Return a likelihood as terms of a bound: all of it is the first term."""
     return BoundTerms(nats, torch.zeros_like(nats), torch.zeros_like(nats))
 
-
-def diffusion_nats(
-    model: Any,
-    process: Process,
-    schedule: Schedule,
-    x_0: Int[Tensor, "*b L"],
-    x_t: Int[Tensor, "*b L"],
-    t: Float[Tensor, "*b"],
-) -> Float[Tensor, "*b L"]:
-    """Return σ'·(score entropy) at every position, the integrand of the diffusion term."""
-    sigma, rate = schedule(t)
-    return weighted(rate, process.score_entropy(model(x_t, sigma), x_t, x_0, sigma))
-
-
-def bound_terms(
-    model: Any,
-    process: Process,
-    schedule: Schedule,
-    x_0: Int[Tensor, "*b L"],
-    x_t: Int[Tensor, "*b L"],
-    x_first: Int[Tensor, "*b L"],
-    times: Times,
-    valid: Bool[Tensor, "*b L"],
-) -> BoundTerms:
-    """Estimate the terms of the bound from one noisy copy of each sequence.  [§8]
-
-    Args:
-        x_0: The sequences.
-        x_t: The sequences with the noise of ``times``, for the diffusion term.
-        x_first: The sequences with the schedule's noise at t = 0, for the reconstruction term.
-        times: One time per sequence, weighted by 1/density.
-        valid: False where a position is padding, which is not counted.
-    """
-    ends = schedule.sigma(torch.tensor([0.0, 1.0], dtype=torch.float64, device=x_0.device))
-    diffusion = diffusion_nats(model, process, schedule, x_0, x_t, times.t)
-    diffusion = times.weight.to(diffusion.dtype)[..., None] * diffusion
-    reconstruction = torch.zeros_like(diffusion)
-    if ends[0] > 0:
-        first = ends[0].to(diffusion.dtype).expand(x_0.shape[:-1])
-        reconstruction = -at_token(denoising_table(model, process, x_first, first), x_0).clamp_min(1e-30).log()
-    return BoundTerms(
-        diffusion=torch.where(valid, diffusion, 0).sum(-1),
-        prior=torch.where(valid, process.prior_kl(x_0, ends[1].expand(x_0.shape[:-1])), 0).sum(-1).to(diffusion.dtype),
-        reconstruction=torch.where(valid, reconstruction, 0).sum(-1),
-    )
-
-
-# Estimators ------------------------------------------------------------------------------------------------
 
 Inputs = tuple[Tensor, ...]
 
@@ -152,29 +99,16 @@ class Estimator(ABC):
     def nats(self, model: Any, x_0: Int[Tensor, "b L"], *inputs: Tensor) -> BoundTerms:
         """Evaluate one draw per row, in nats per sequence."""
 
-    def trend(self, u: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
-        """Return the expected nats as a function of u, up to a factor, if every changed token cost the same.
-
-        Zero where draws do not depend on u.
-        """
+    def trend(self, u: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
+        """Return the expected nats as a function of u, up to a factor, if every changed token cost the same."""
         return torch.zeros_like(u)
 
     def control_variates(self, x_0: Int[Tensor, "b L"], *inputs: Tensor) -> Float[Tensor, "b 2"]:
-        """Return two measures of how many more tokens were changed than expected; at any u their expectation is 0.
-
-        Both are 0 here, where nothing about a draw is known but its nats.
-        """
+        """Return two measures of how many more tokens were changed than expected; at any u their expectation is 0."""
         return torch.zeros(len(x_0), 2, dtype=torch.float64, device=x_0.device)
 
-    @final
-    def values(self, model: Any, draw: Draw) -> Float[Tensor, "b 5"]:
-        """Return the three terms and the two control variates of one draw per row, in float64."""
-        inputs = self.inputs(draw)
-        terms = torch.stack(self.nats(model, draw.x_0, *inputs), -1)
-        return torch.cat([terms.double(), self.control_variates(draw.x_0, *inputs).double()], -1)
 
-
-def _change_rate(times: Times, schedule: Schedule) -> Float[Tensor, " n"]:
+def _change_rate(times: Times, schedule: Schedule) -> Float[Tensor, "*n"]:
     """d(1 − e^−σ)/du: how fast tokens are replaced as u grows."""
     sigma, rate = schedule(times.t)
     return times.weight * rate * torch.exp(-sigma)
@@ -186,25 +120,42 @@ class BoundEstimator(Estimator):
 
     process: Process
     schedule: Schedule
+    t_min: float = field(default=0.0, init=False)
 
-    def trend(self, u: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
+    def trend(self, u: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
         """d(1 − e^−σ)/du."""
-        return _change_rate(times_by_noise(u, self.schedule), self.schedule)
+        return _change_rate(times_by_noise(u, self.schedule, self.t_min), self.schedule)
 
     def inputs(self, draw: Draw) -> Inputs:
-        """x_t, the sequence with the schedule's noise at t = 0, the time, its weight, and ``valid``."""
+        """x_t, the sequence with the noise at t = 0 where it is used, the time, its weight, and ``valid``."""
         x_0, _, u, rng, valid = draw
         valid = torch.ones_like(x_0, dtype=torch.bool) if valid is None else valid
-        times, length = times_by_noise(u, self.schedule), x_0.shape[-1]
-        first = self.schedule.sigma(torch.zeros_like(times.t))
+        times, length, x_first = times_by_noise(u, self.schedule, self.t_min), x_0.shape[-1], x_0
         x_t = self.process.corrupt_by(x_0, self.schedule.sigma(times.t), rng(length))
-        x_first = self.process.corrupt_by(x_0, first, rng(length, event=1))
-        return torch.where(valid, x_t, x_0), torch.where(valid, x_first, x_0), *times, valid
+        if "reconstruction" in self.included:
+            first = self.schedule.sigma(torch.zeros_like(times.t))
+            x_first = self.process.corrupt_by(x_0, first, rng(length, event=1))
+        weight = times.weight / (1 - self.t_min)  # published numbers are means over t
+        return torch.where(valid, x_t, x_0), torch.where(valid, x_first, x_0), times.t, weight, valid
+
+    def _diffusion(self, model: Any, x_0: Tensor, x_t: Tensor, t: Tensor) -> Tensor:
+        """σ'·(score entropy) at every position."""
+        sigma, rate = self.schedule(t)
+        return weighted(rate, self.process.score_entropy(model(x_t, sigma), x_t, x_0, sigma))
 
     def nats(self, model: Any, x_0: Int[Tensor, "b L"], *inputs: Tensor) -> BoundTerms:
-        """The three terms."""
+        """Return the terms from one noisy copy of each sequence."""
         x_t, x_first, t, weight, valid = inputs
-        return bound_terms(model, self.process, self.schedule, x_0, x_t, x_first, Times(t, weight), valid)
+        ends = self.schedule.sigma(torch.tensor([0.0, 1.0], dtype=torch.float64, device=x_0.device))
+        diffusion = weighted(weight, self._diffusion(model, x_0, x_t, t))
+        prior = self.process.prior_kl(x_0, ends[1].expand(len(x_0)))
+        reconstruction = torch.zeros_like(diffusion)
+        if ends[0] > 0:
+            first = ends[0].to(diffusion.dtype).expand(len(x_0))
+            table = denoising_table(model, self.process, x_first, first)
+            reconstruction = -at_token(table, x_0).clamp_min(1e-30).log()
+        terms = (torch.where(valid, term, 0).sum(-1) for term in (diffusion, prior, reconstruction))
+        return BoundTerms(*(term.to(diffusion.dtype) for term in terms))
 
     def control_variates(self, x_0: Int[Tensor, "b L"], *inputs: Tensor) -> Float[Tensor, "b 2"]:
         """changed/m − count, and −log m times it, both scaled by `_change_rate`; m: the probability of a change.
@@ -230,22 +181,11 @@ class DiffusionTermEstimator(BoundEstimator):
     """The diffusion term alone, as a mean over t in [t_min, 1]: what published tables report, below the bound.  [§8]"""
 
     included: ClassVar[tuple[str, ...]] = ("diffusion",)
-    t_min: float
-
-    def trend(self, u: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
-        """d(1 − e^−σ)/du."""
-        return _change_rate(times_by_noise(u, self.schedule, self.t_min), self.schedule)
-
-    def inputs(self, draw: Draw) -> Inputs:
-        """As those of the bound; x_0 stands for the sequence at t = 0, which is not used."""
-        times = times_by_noise(draw.u, self.schedule, self.t_min)
-        x_t = self.process.corrupt_by(draw.x_0, self.schedule.sigma(times.t), draw.rng(draw.x_0.shape[-1]))
-        return x_t, draw.x_0, times.t, times.weight / (1 - self.t_min), torch.ones_like(x_t, dtype=torch.bool)
+    t_min: float = 0.0
 
     def nats(self, model: Any, x_0: Int[Tensor, "b L"], *inputs: Tensor) -> BoundTerms:
-        """Denoising score entropy."""
         x_t, _, t, weight, _ = inputs
-        loss = diffusion_nats(model, self.process, self.schedule, x_0, x_t, t).sum(-1)
+        loss = self._diffusion(model, x_0, x_t, t).sum(-1)
         return diffusion_only(weight.to(loss.dtype) * loss)
 
 
@@ -260,19 +200,17 @@ class AnyOrderEstimator(Estimator):
 
     process: Process
 
-    def trend(self, u: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
+    def trend(self, u: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
         """dt/du."""
         return LowNoiseTimes()(u).weight
 
     def inputs(self, draw: Draw) -> Inputs:
-        """The sequence with exactly k tokens masked, the time that chose k, and its weight."""
         times, length = LowNoiseTimes()(draw.u), draw.x_0.shape[-1]
         k = 1 + torch.floor(times.t * length)
         rank = draw.rng(length)[..., 0].argsort(-1).argsort(-1)
         return torch.where(rank < k[:, None], self.process.mask, draw.x_0), times.t, times.weight
 
     def nats(self, model: Any, x_0: Int[Tensor, "b L"], *inputs: Tensor) -> BoundTerms:
-        """L/k · −log p of the k masked tokens."""
         x_t, t, weight = inputs
         loss = AnyOrder().loss(model, x_t, x_0, t).sum(-1)
         return diffusion_only(weight.to(loss.dtype) * loss)
@@ -292,11 +230,9 @@ class FixedOrderEstimator(Estimator):
     """The positions of a sequence of this length, in the order in which they are revealed."""
 
     def draws_of(self, length: int, draws: int) -> int:
-        """Return the number of draws: one per token."""
         return length
 
     def inputs(self, draw: Draw) -> Inputs:
-        """The sequence with the later tokens of the order masked, and the position to predict."""
         order = self.order(draw.x_0.shape[-1]).to(draw.x_0.device)
         masked = order.argsort() >= draw.number[:, None]
         return torch.where(masked, self.process.mask, draw.x_0), order[draw.number]
@@ -318,7 +254,6 @@ class AutoregressiveEstimator(Estimator):
     is_exact: ClassVar[bool] = True
 
     def draws_of(self, length: int, draws: int) -> int:
-        """Return the number of draws: one."""
         return 1
 
     def inputs(self, draw: Draw) -> Inputs:
@@ -326,7 +261,6 @@ class AutoregressiveEstimator(Estimator):
         return (torch.ones_like(draw.x_0, dtype=torch.bool) if draw.valid is None else draw.valid,)
 
     def nats(self, model: Any, x_0: Int[Tensor, "b L"], *inputs: Tensor) -> BoundTerms:
-        """−log p of every token given those before it."""
         return diffusion_only(-torch.where(inputs[-1], at_token(model.log_next(x_0), x_0), 0).sum(-1))
 
 

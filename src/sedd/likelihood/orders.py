@@ -13,7 +13,7 @@ it generates p(x) = E_o p(x | o), the mean over all L! orders of p(x | o) = Π_j
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, final
+from typing import Any, ClassVar, final
 
 import torch
 from jaxtyping import Float, Int
@@ -107,15 +107,12 @@ class ImportanceWeightedEstimator(Estimator):
     orders: int
 
     def calls_per_draw(self, length: int) -> int:
-        """Return orders·L."""
         return self.orders * length
 
     def inputs(self, draw: Draw) -> Inputs:
-        """The orders."""
         return (random_orders(draw.rng, draw.x_0.shape[-1], self.orders),)
 
     def nats(self, model: Any, x_0: Int[Tensor, "b L"], *inputs: Tensor) -> BoundTerms:
-        """−log (1/K) Σ_k p(x | o_k)."""
         return diffusion_only(minus_log_mean(log_p_in_orders(model, self.process, x_0, inputs[0])))
 
 
@@ -131,7 +128,6 @@ class AllOrdersEstimator(Estimator):
     process: Process
 
     def draws_of(self, length: int, draws: int) -> int:
-        """Return the number of draws: one. Reject a sequence that is too long for the sum."""
         if length > MAX_LENGTH:
             raise ValueError(
                 f"orders is all, and a sequence has {length} tokens; the sum takes 2^{length} network calls, and at "
@@ -140,15 +136,12 @@ class AllOrdersEstimator(Estimator):
         return 1
 
     def calls_per_draw(self, length: int) -> int:
-        """Return 2^L − 1: one for each set of revealed tokens except the full one."""
-        return (1 << length) - 1
+        return (1 << length) - 1  # one for each set of revealed tokens except the full one
 
     def inputs(self, draw: Draw) -> Inputs:
-        """None: all orders are used."""
         return ()
 
     def nats(self, model: Any, x_0: Int[Tensor, "b L"], *inputs: Tensor) -> BoundTerms:
-        """−log p(x), one sequence after the other."""
         return diffusion_only(torch.stack([-self._log_p(model, row) for row in x_0]))
 
     def _log_p(self, model: Any, x_0: Int[Tensor, " L"]) -> Float[Tensor, ""]:
@@ -172,23 +165,14 @@ class AllOrdersEstimator(Estimator):
         return log_f[-1]
 
 
-class OwnSampleBounds(NamedTuple):
-    """A lower and an upper bound on −log p of sequences that the model generated, in nats per sequence.
-
-    Each holds in expectation over the orders, not for every single one.
-    """
-
-    lower: Float[Tensor, " b"]
-    upper: Float[Tensor, " b"]
-
-
 def own_sample_bounds(
     model: Any, process: Process, x_0: Int[Tensor, "b L"], order: Int[Tensor, "b L"], orders: int, rng: CounterRNG
-) -> OwnSampleBounds:
-    """Bound −log p of the model's own samples from both sides, by (orders + 1)·L network calls per sequence.
+) -> tuple[Float[Tensor, " b"], Float[Tensor, " b"]]:
+    """Return a lower and an upper bound on −log p of the model's own samples, by (orders + 1)·L network calls each.
 
-    ``order`` is the order in which the model generated the tokens of each, and ``orders`` the number in each mean.
+    Each holds in expectation over the orders, not for every single one. ``order`` is the order in which the model
+    generated the tokens of each sample, and ``orders`` the number in each mean.
     """
     others = log_p_in_orders(model, process, x_0, random_orders(rng, x_0.shape[-1], orders))
     own = log_p_in_order(model, process, x_0, order)
-    return OwnSampleBounds(minus_log_mean(torch.cat([own[:, None], others[:, 1:]], -1)), minus_log_mean(others))
+    return minus_log_mean(torch.cat([own[:, None], others[:, 1:]], -1)), minus_log_mean(others)

@@ -16,7 +16,7 @@ their difference. A least-squares fit to the differences separates three parts:
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple, final
+from typing import NamedTuple, final
 
 import numpy as np
 from jaxtyping import Float, Int, UInt
@@ -111,25 +111,17 @@ class StratifiedTimes:
         uncertainty = control_variates.sum((0, 1)) @ fit[:kinds]
         return AdjustedCosts(
             costs=costs - control_variates @ coefficients[:kinds] - (explained - explained.mean()),
-            variance=paired_variance(residuals, 1 + uncertainty**2) / self.draws**2,
+            variance=float((residuals**2 * (1 + uncertainty**2)).sum()) / self.draws**2,
         )
 
 
-def paired_variance(differences: Float[np.ndarray, " pairs"], factors: Any = 1.0) -> float:
-    """Estimate the variance of the sum of all pairs of independent draws: a pair's sum varies as its difference does.
+def neighbour_variance(values: Float[np.ndarray, " n"], times: Float[np.ndarray, " n"]) -> float:
+    """Estimate the variance of the sum of values, one in each of n strata of time.
 
-    The square of each difference is multiplied by ``factors``.
-    """
-    return float((differences**2 * factors).sum())
-
-
-def neighbour_differences(
-    values: Float[np.ndarray, " n"], times: Float[np.ndarray, " n"]
-) -> Float[np.ndarray, " pairs"]:
-    """Pair values whose times are neighbours, for one value in each of n strata of time, and return the differences.
-
-    Two neighbours have about the same mean. The last of an odd number is paired once more.
+    Two neighbours have about the same mean, so that their sum varies as their difference does. The last of an odd
+    number is paired once more.
     """
     in_order = values[np.argsort(times)]
     pairs = in_order[1::2] - in_order[: len(in_order) - 1 : 2]
-    return np.concatenate([pairs, np.diff(in_order[-2:]) if len(in_order) % 2 else in_order[:0]])
+    last = np.diff(in_order[-2:]) if len(in_order) % 2 else in_order[:0]
+    return float((np.concatenate([pairs, last]) ** 2).sum())

@@ -8,8 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sedd import data, likelihood
-from sedd.likelihood.variance_reduction import neighbour_differences, paired_variance
+from sedd import data
+from sedd.likelihood import LikelihoodEstimate
+from sedd.likelihood.estimators import default_estimator
+from sedd.likelihood.variance_reduction import neighbour_variance
 from sedd.runtime.distributed import Ranks
 from sedd.schedule import LowNoiseTimes, stratified
 from sedd.training.batches import VALIDATION_STREAM, seeded_generator
@@ -26,7 +28,7 @@ def validation_bound(
     count: int,
     batch_size: int,
     seed: int,
-) -> likelihood.LikelihoodEstimate[float]:
+) -> LikelihoodEstimate[float]:
     """Estimate the variational bound over ``count`` sequences in nats per token; padding does not count.  [§8]
 
     ``model(valid, label)`` is the model of sequences with this padding and these labels; with labels, the bound is one
@@ -41,17 +43,17 @@ def validation_bound(
         x_0, *inputs, label = batch
         valid = inputs[-1]
         bound = model(valid, label)
-        bounds = likelihood.default_estimator(bound).nats(bound, x_0, *inputs)
+        bounds = default_estimator(bound).nats(bound, x_0, *inputs)
         sums[:4] += torch.stack([*(a.sum() for a in bounds), valid.sum()]).double()
         totals.append(bounds.total.double())
     sums[4 + ranks.rank :: ranks.world_size] = torch.cat(totals)
     sums = ranks.all_reduce_sum(sums).cpu()
     *terms, tokens = sums[:4].tolist()
     # the bound varies with t, but there is one time in every stratum: only the difference of neighbours is an error
-    differences = neighbour_differences(sums[4 : 4 + count].numpy(), columns[3][:count].numpy())
-    return likelihood.LikelihoodEstimate(
+    variance = neighbour_variance(sums[4 : 4 + count].numpy(), columns[3][:count].numpy())
+    return LikelihoodEstimate(
         nats=sum(terms) / tokens,
-        stderr=math.sqrt(paired_variance(differences)) / tokens,
+        stderr=math.sqrt(variance) / tokens,
         terms=tuple(term / tokens for term in terms),
         network_calls=count,
     )

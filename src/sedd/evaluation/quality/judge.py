@@ -10,8 +10,7 @@ from jaxtyping import Bool, Float, Int
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from sedd.likelihood import PrecisionCheck, check_precision
-from sedd.likelihood.precision_check import FIRST
+from sedd.likelihood.precision_check import FIRST, PrecisionCheck, check_precision
 from sedd.tokenizer import Ids
 
 OnProgress = Callable[[int, int], None]
