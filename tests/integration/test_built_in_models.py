@@ -220,13 +220,15 @@ BUILD = "from setuptools import build_meta as b; b.build_wheel('dist'); b.build_
 
 def test_wheel_and_sdist_hold_the_models(box: Path, tmp_path: Path) -> None:
     """Built from a tree with the package's configuration, its first module and a model."""
-    for name in ("pyproject.toml", "README.md", "LICENSE", "src/sedd/__init__.py", "src/sedd/models/__init__.py"):
+    package = [f"src/sedd/{name}" for name in ("__init__.py", "__init__.pyi", "models/__init__.py")]
+    for name in ("pyproject.toml", "README.md", "LICENSE", *package):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
     shutil.copytree(box / "stories", tmp_path / "src/sedd/models/stories")
     subprocess.run([sys.executable, "-W", "ignore", "-c", BUILD], cwd=tmp_path, check=True, capture_output=True)
     (wheel,), (sdist,) = (list((tmp_path / "dist").glob(pattern)) for pattern in ("*.whl", "*.tar.gz"))
     with zipfile.ZipFile(wheel) as packed, tarfile.open(sdist) as archive:
+        assert "sedd/__init__.pyi" in packed.namelist()  # `import sedd` reads it
         for names in (packed.namelist(), archive.getnames()):
             found = {name.rpartition("/")[2] for name in names if "sedd/models/stories/" in name}
             assert found == {path.name for path in (box / "stories").iterdir()}

@@ -1,0 +1,44 @@
+from sedd.diffusion import Diffusion as Diffusion
+from sedd.likelihood import bound as bound
+from sedd.model import Bound as Bound
+from sedd.model import Bounds as Bounds
+from sedd.model import Model as Model
+from sedd.model import Text as Text
+from sedd.model import Texts as Texts
+from sedd.model import load as load
+from sedd.model import train as train
+from sedd.objectives import D3PM as D3PM
+from sedd.objectives import AnyOrder as AnyOrder
+from sedd.objectives import DenoisingScoreEntropy as DenoisingScoreEntropy
+from sedd.objectives import LambdaDCE as LambdaDCE
+from sedd.objectives import MeanCrossEntropy as MeanCrossEntropy
+from sedd.objectives import Objective as Objective
+from sedd.objectives import TimeDCE as TimeDCE
+from sedd.parameterization import MeanModel as MeanModel
+from sedd.parameterization import ScoreModel as ScoreModel
+from sedd.process import Absorbing as Absorbing
+from sedd.process import Frequency as Frequency
+from sedd.process import Hybrid as Hybrid
+from sedd.process import Process as Process
+from sedd.process import Uniform as Uniform
+from sedd.samplers import Ancestral as Ancestral
+from sedd.samplers import Confident as Confident
+from sedd.samplers import EntropyBounded as EntropyBounded
+from sedd.samplers import Euler as Euler
+from sedd.samplers import FirstHitting as FirstHitting
+from sedd.samplers import Gibbs as Gibbs
+from sedd.samplers import Guided as Guided
+from sedd.samplers import Ordered as Ordered
+from sedd.samplers import Remask as Remask
+from sedd.samplers import Sampler as Sampler
+from sedd.samplers import Theta as Theta
+from sedd.samplers import Tweedie as Tweedie
+from sedd.samplers import Warped as Warped
+from sedd.schedule import Cosine as Cosine
+from sedd.schedule import Geometric as Geometric
+from sedd.schedule import LogLinear as LogLinear
+from sedd.schedule import Polynomial as Polynomial
+from sedd.schedule import Schedule as Schedule
+
+__version__: str
+__all__: list[str]
