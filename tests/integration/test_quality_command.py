@@ -11,8 +11,8 @@ import tiny_judges
 from runs import Sedd, ok
 
 from sedd.evaluation import quality
-from sedd.evaluation.quality import judges, samples, score_samples
-from sedd.evaluation.quality.judge import extract_features
+from sedd.evaluation.quality import judges, samples
+from sedd.evaluation.quality.judge import extract_features, score_samples
 from sedd.exact import all_sequences
 from sedd.extras import install_hint
 from sedd.loading import load_model
@@ -239,9 +239,7 @@ def test_the_scores_of_a_sedd_judge_are_a_distribution(models: Callable[[str], P
     run, letters = models("ar"), load_model(models("ar")).tokenizer.vocab_size
     rows = list(all_sequences(letters, 2).numpy())
     scored, skipped = (
-        np.exp(
-            [-found.nats for found in score_samples(judges.load_judge(str(run), first_token=first), rows, batch=512)]
-        )
+        np.exp(-score_samples(judges.load_judge(str(run), first_token=first), rows, batch=512))
         for first in ("scored", "skipped")
     )
     assert scored.sum() == pytest.approx(1, abs=1e-5)

@@ -189,7 +189,7 @@ def test_a_judge_uses_low_precision_only_if_that_is_negligible(factor: float, is
     assert found is not None
     assert found.is_negligible == is_negligible
     expected = [row.sum() * (factor if is_negligible else 1.0) for row in rows]
-    np.testing.assert_allclose([score.nats for score in scores], expected)
+    np.testing.assert_allclose(scores, expected)
     assert (judge.calls < 60) == is_negligible
     alone = RowJudge(1.0)
     scores, found = score_in_low_precision(alone, rows, 8, lambda done, total: None)

@@ -4,8 +4,9 @@ import json
 import math
 import re
 import sys
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,14 +16,19 @@ import torch
 from sedd import draws, samplers, sampling_settings
 from sedd.evaluation import quality
 from sedd.evaluation.quality import judges, metrics, results, samples
-from sedd.evaluation.quality.judge import Judge, SampleScore, extract_features, score_samples
-from sedd.evaluation.quality.metrics import MeanWithError, QualityMetrics
+from sedd.evaluation.quality.judge import Judge, count_tokens, extract_features, score_samples
 from sedd.evaluation.quality.samples import Sample, SampleSet
 from sedd.extras import install_hint
 
 
 def row(*ids: int) -> np.ndarray:
     return np.array(ids, dtype=np.int64)
+
+
+def measured(*samples: tuple[np.ndarray, float]) -> dict[str, Any]:
+    """The metrics of samples and their nats, all of whose tokens are counted."""
+    rows = [ids for ids, _ in samples]
+    return metrics.compute_metrics(rows, np.array([nats for _, nats in samples]), np.array([*map(len, rows)], float))
 
 
 # Counting --------------------------------------------------------------------------------------------------
@@ -46,30 +52,25 @@ def test_distinct_n_is_counted_over_all_samples() -> None:
 
 def test_self_repetition_is_counted_inside_a_sample() -> None:
     """'abababab' has five 4-grams, abab three times and baba twice: 3 of 5 are repetitions. 'abcdefgh' has none."""
-    again, never = SampleScore(row(*[0, 1] * 4), 8.0, 8), SampleScore(row(*range(8)), 8.0, 8)
-    found = metrics.compute_metrics([again, never, again])
-    assert found.self_repetition is not None
-    assert found.self_repetition.value == pytest.approx((3 / 5 + 0 + 3 / 5) / 3)
-    assert metrics.compute_metrics([never, never]).self_repetition == MeanWithError(
-        0.0, 0.0
-    )  # repetition between samples does not count
-    assert metrics.compute_metrics([SampleScore(row(1, 2), 1.0, 2)]).self_repetition is None
+    again, never = (row(*[0, 1] * 4), 8.0), (row(*range(8)), 8.0)
+    found = measured(again, never, again)
+    assert found["self_repetition_4"] == pytest.approx((3 / 5 + 0 + 3 / 5) / 3)
+    assert measured(never, never)["self_repetition_4"] == 0  # repetition between samples does not count
+    assert measured((row(1, 2), 1.0))["self_repetition_4"] is None
 
 
 def test_the_two_conventions_of_generative_perplexity() -> None:
     """They agree if all samples cost the same; else, for samples of one length, by token is less (Jensen)."""
-    same = metrics.compute_metrics([SampleScore(row(1, 2), 3.0, 2), SampleScore(row(2, 1), 3.0, 2)])
-    assert same.gen_ppl_by_token.value == pytest.approx(math.exp(1.5), rel=1e-15)
-    assert same.gen_ppl_by_sample.value == pytest.approx(math.exp(1.5), rel=1e-15)
+    same = measured((row(1, 2), 3.0), (row(2, 1), 3.0))
+    assert same["gen_ppl_by_token"] == pytest.approx(math.exp(1.5), rel=1e-15)
+    assert same["gen_ppl_by_sample"] == pytest.approx(math.exp(1.5), rel=1e-15)
     random = np.random.default_rng(0)
     for nats in random.uniform(1, 9, size=(100, 5)):
-        found = metrics.compute_metrics([SampleScore(row(1, 2), float(n), 2) for n in nats])
-        assert found.gen_ppl_by_token.value < found.gen_ppl_by_sample.value
-    unequal = metrics.compute_metrics(
-        [SampleScore(row(1, 2, 3, 4), 4 * math.log(8), 4), SampleScore(row(1), math.log(2), 1)]
-    )
-    assert unequal.gen_ppl_by_token.value == pytest.approx(8 ** (4 / 5) * 2 ** (1 / 5))  # tokens have equal weights
-    assert unequal.gen_ppl_by_sample.value == pytest.approx((8 + 2) / 2)  # samples have equal weights
+        found = measured(*((row(1, 2), float(n)) for n in nats))
+        assert found["gen_ppl_by_token"] < found["gen_ppl_by_sample"]
+    unequal = measured((row(1, 2, 3, 4), 4 * math.log(8)), (row(1), math.log(2)))
+    assert unequal["gen_ppl_by_token"] == pytest.approx(8 ** (4 / 5) * 2 ** (1 / 5))  # tokens have equal weights
+    assert unequal["gen_ppl_by_sample"] == pytest.approx((8 + 2) / 2)  # samples have equal weights
 
 
 def test_standard_errors_cover_what_is_estimated() -> None:
@@ -84,35 +85,24 @@ def test_standard_errors_cover_what_is_estimated() -> None:
     for _ in range(sets):
         lengths, each = random.choice([4, 100], 200), random.normal(2, 0.3, 200)
         by_token, by_sample = metrics._exp_of_ratio(each * lengths, lengths), metrics._mean(np.exp(each))
-        found = [by_token, by_sample, MeanWithError(by_token.value, by_token.value * each.std() / 200**0.5)]
-        covered += np.abs([mean.value for mean in found] - truth) < 1.96 * np.array([mean.stderr for mean in found])
+        found = np.array([by_token, by_sample, (by_token[0], by_token[0] * each.std() / 200**0.5)])
+        covered += np.abs(found[:, 0] - truth) < 1.96 * found[:, 1]
     assert (np.abs(covered[:2] / sets - 0.95) < 0.03).all(), covered / sets
     assert covered[2] / sets < 0.9
 
 
 def test_no_generative_perplexity_without_entropy() -> None:
-    """Only `QualityMetrics` holds a perplexity, and its entropy is required; records and tables have both."""
-    assert all(
-        f.default is f.default_factory for f in fields(QualityMetrics)
-    )  # both are MISSING: all fields are required
-    whole = metrics.compute_metrics([SampleScore(row(1, 2), 3.0, 2)])
-    given = {f.name: getattr(whole, f.name) for f in fields(QualityMetrics) if f.name != "entropy"}
-    with pytest.raises(TypeError, match="entropy"):
-        QualityMetrics(**given)
-    with pytest.raises(ValueError, match="entropy is nan"):
-        replace(whole, entropy=MeanWithError(math.nan, None))
+    """A function that returns a perplexity returns the entropy with it, and a table of perplexities has both."""
+    found = measured((row(1, 2), 3.0))
+    assert math.isfinite(found["gen_ppl_by_token"])
+    assert found["entropy_nats"] == pytest.approx(math.log(2))
     with pytest.raises(ValueError, match="must contain entropy_nats"):
         results.quality_table([], ["source", "gen_ppl_by_token"])
-    public = [getattr(module, name) for module in (metrics, results, samples) for name in vars(module)]
-    makers = [
-        f for f in public if getattr(f, "__annotations__", {}).get("return") in (QualityMetrics, "QualityMetrics")
-    ]
-    assert set(makers) == {metrics.compute_metrics}  # no other function returns a perplexity
 
 
 def test_samples_of_probability_zero_are_refused() -> None:
     with pytest.raises(ValueError, match="assigns probability 0 to a sample"):
-        metrics.compute_metrics([SampleScore(row(1, 2), math.inf, 2), SampleScore(row(1, 2), 1.0, 2)])
+        measured((row(1, 2), math.inf), (row(1, 2), 1.0))
 
 
 # Judges ----------------------------------------------------------------------------------------------------
@@ -148,12 +138,13 @@ def reference_nll(folder: Path, text: str, start: bool) -> list[float]:
 @pytest.mark.parametrize("first", ["skipped", "scored"])
 def test_scores_match_an_independent_computation(folder: Path, first: str) -> None:
     judge = judges.load_judge(str(folder), first_token=first)
-    for text, found in zip(TEXTS, score_samples(judge, judge.encode(TEXTS)), strict=True):
+    rows = judge.encode(TEXTS)
+    for text, tokens, nats in zip(TEXTS, count_tokens(judge, rows), score_samples(judge, rows), strict=True):
         costs = reference_nll(folder, text, start=first == "scored")
-        assert found.scored_tokens == len(costs)
-        assert found.nats == pytest.approx(sum(costs), rel=1e-5)
+        assert tokens == len(costs)
+        assert nats == pytest.approx(sum(costs), rel=1e-5)
     backwards = sum(reference_nll(folder, TEXTS[1][::-1], start=False))  # the mutant reads from right to left
-    assert abs(score_samples(judge, judge.encode(TEXTS[1:2]))[0].nats - backwards) > 0.1
+    assert abs(score_samples(judge, judge.encode(TEXTS[1:2]))[0] - backwards) > 0.1
 
 
 class LeftPadded(Judge):
@@ -174,12 +165,12 @@ class LeftPadded(Judge):
 def test_scores_do_not_depend_on_other_rows_or_the_batch_size(judge: Judge) -> None:
     """Padding is neither seen nor counted, in any batch size and order."""
     rows = judge.encode(TEXTS)
-    one = [found.nats for found in score_samples(judge, rows, batch=1)]
+    one = score_samples(judge, rows, batch=1)
     for size in (2, 3, 8):
-        assert [found.nats for found in score_samples(judge, rows, batch=size)] == pytest.approx(one, rel=1e-6)
-    reversed_order = [found.nats for found in score_samples(judge, rows[::-1], batch=3)]
+        assert score_samples(judge, rows, batch=size) == pytest.approx(one, rel=1e-6)
+    reversed_order = score_samples(judge, rows[::-1], batch=3)
     assert reversed_order[::-1] == pytest.approx(one, rel=1e-6)
-    wrong = [found.nats for found in score_samples(LeftPadded(judge), rows, batch=8)]
+    wrong = score_samples(LeftPadded(judge), rows, batch=8)
     assert wrong != pytest.approx(one, rel=1e-2)
     single = extract_features(judge, rows, batch=1)
     assert np.allclose(extract_features(judge, rows, batch=3), single, atol=1e-5)
@@ -191,7 +182,7 @@ def test_a_gguf_file_is_the_same_judge(judge: Judge, folder: Path, tmp_path: Pat
     other = judges.load_judge(str(path))
     for ids, other_ids in zip(judge.encode(TEXTS), other.encode(TEXTS), strict=True):
         assert ids.tolist() == other_ids.tolist()
-    costs = [[found.nats for found in score_samples(each, each.encode(TEXTS))] for each in (judge, other)]
+    costs = [score_samples(each, each.encode(TEXTS)) for each in (judge, other)]
     assert costs[0] == pytest.approx(costs[1], rel=1e-5)
     assert other.context_length == judge.context_length == 48
 

@@ -2,25 +2,11 @@
 
 A judge is a causal language model that scores samples. `samples.read_samples` and `samples.generate_samples` return a
 `SampleSet`, `judges.load_judge` returns a `Judge`, and `evaluate_samples` returns the record of all metrics;
-`quality_table` puts comparable records side by side. `QualityMetrics` is the only type that holds a generative
-perplexity, and it always holds an entropy too: repetitive text has a low perplexity.
+`quality_table` puts comparable records side by side.
 """
 
-from sedd.evaluation.quality.judge import Judge, SampleScore, score_samples
-from sedd.evaluation.quality.metrics import MeanWithError, QualityMetrics, compute_metrics
+from sedd.evaluation.quality.judge import Judge
 from sedd.evaluation.quality.results import comparison_warnings, evaluate_samples, quality_table
 from sedd.evaluation.quality.samples import Sample, SampleSet
 
-__all__ = [
-    "Judge",
-    "MeanWithError",
-    "QualityMetrics",
-    "Sample",
-    "SampleScore",
-    "SampleSet",
-    "comparison_warnings",
-    "compute_metrics",
-    "evaluate_samples",
-    "quality_table",
-    "score_samples",
-]
+__all__ = ["Judge", "Sample", "SampleSet", "comparison_warnings", "evaluate_samples", "quality_table"]

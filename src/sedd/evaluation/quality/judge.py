@@ -2,7 +2,6 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,20 +14,18 @@ from sedd.tokenizer import Ids
 
 OnProgress = Callable[[int, int], None]
 """Called with the number of rows done and their total."""
+Floats = Float[np.ndarray, " n"]
 
 
 class Judge(ABC):
     """A causal language model with its own tokenizer."""
 
     name: str
-    sha256: str
-    """Hash of its weights and vocabulary: judges of the same name may differ."""
+    sha256: str  # of its weights and vocabulary: judges of the same name may differ
     precision: str
-    low_precision: "Judge | None" = None
-    """The same judge in a faster precision, to be tried first; see `score_in_low_precision`."""
+    low_precision: "Judge | None" = None  # the same judge, to be tried first; see `score_in_low_precision`
     vocab_size: int
-    context_length: int | None
-    """Longest sequence it reads, in tokens; None: unlimited."""
+    context_length: int | None  # the longest sequence it reads, in tokens; None: unlimited
     skips_first_token: bool
     """Whether a text's first token is context only and not counted, as in published tables; else it is counted, given
     the judge's beginning-of-text token."""
@@ -53,53 +50,43 @@ class Judge(ABC):
         """Return the hidden state at the last token of each row."""
 
 
-class SampleScore(NamedTuple):
-    """The cost of a sample under a judge: a sum of nats over ``scored_tokens``."""
-
-    ids: Ids
-    nats: float
-    scored_tokens: int
+def count_tokens(judge: Judge, rows: Sequence[Ids]) -> Floats:
+    """Return the number of tokens of each row that are counted."""
+    return np.array([len(row) - judge.skips_first_token for row in rows], dtype=float)
 
 
 @torch.no_grad()
 def score_samples(
     judge: Judge, rows: Sequence[Ids], batch: int = 8, on_progress: OnProgress = lambda done, total: None
-) -> list[SampleScore]:
-    """Return −log p of each row; up to rounding it does not depend on the other rows or the batch size."""
+) -> Floats:
+    """Return −log p of each row in nats; up to rounding it does not depend on the other rows or the batch size."""
     nats, done = np.zeros(len(rows)), 0
     for indices, x, valid in _padded_batches(rows, batch):
-        nll = torch.where(valid, judge.token_nll(x, valid), 0).double().sum(-1)
-        nats[indices] = nll.cpu().numpy()
+        nats[indices] = torch.where(valid, judge.token_nll(x, valid), 0).double().sum(-1).cpu().numpy()
         on_progress(done := done + len(indices), len(rows))
-    return [SampleScore(row, float(n), len(row) - judge.skips_first_token) for row, n in zip(rows, nats, strict=True)]
+    return nats
 
 
 def score_in_low_precision(
     judge: Judge, rows: Sequence[Ids], batch: int, on_progress: OnProgress
-) -> tuple[list[SampleScore], PrecisionCheck | None]:
+) -> tuple[Floats, PrecisionCheck | None]:
     """Return −log p of each row in low precision if the difference is negligible, else as `score_samples` does.
 
     Negligible is less than a tenth of the standard error of the mean over samples, in nats per token.
     """
     if judge.low_precision is None or len(rows) < 4 * FIRST:
         return score_samples(judge, rows, batch, on_progress), None
-    scores = score_samples(judge.low_precision, rows, batch, on_progress)
-    tokens = np.array([score.scored_tokens for score in scores])
+    nats, tokens = score_samples(judge.low_precision, rows, batch, on_progress), count_tokens(judge, rows)
     per_row = len(rows) / tokens.sum()  # the mean over rows is then in nats per token
-
-    def nats(found: Sequence[SampleScore]) -> Float[np.ndarray, " n"]:
-        values: np.ndarray = np.array([score.nats for score in found]) * per_row
-        return values
-
-    low = nats(scores)
+    low = nats * per_row
     residuals = low - low.mean() * tokens / tokens.mean()
     check = check_precision(
         low,
-        lambda chosen: nats(score_samples(judge, [rows[index] for index in chosen], batch)),
+        lambda chosen: score_samples(judge, [rows[index] for index in chosen], batch) * per_row,
         float(residuals.std(ddof=1) / len(rows) ** 0.5),
     )
     is_negligible = check is not None and check.is_negligible
-    return scores if is_negligible else score_samples(judge, rows, batch, on_progress), check
+    return nats if is_negligible else score_samples(judge, rows, batch, on_progress), check
 
 
 @torch.no_grad()

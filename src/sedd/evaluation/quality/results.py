@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from sedd.evaluation.quality.judge import Judge, OnProgress, score_in_low_precision
-from sedd.evaluation.quality.metrics import NGRAM_SIZES, REPETITION_SIZE, MauveReference, compute_metrics
+from sedd.evaluation.quality.judge import Judge, OnProgress, count_tokens, score_in_low_precision
+from sedd.evaluation.quality.metrics import MauveReference, compute_metrics
 from sedd.evaluation.quality.samples import SAMPLING_FIELDS, SampleSet, encode_for_judge, read_json_records
 from sedd.schema import check_count
 
@@ -38,17 +38,10 @@ def evaluate_samples(
     """
     check_count("judge-batch", batch)
     encoded = encode_for_judge(samples, judge, by_ids=by_ids, truncate=truncate)
-    scores, check = score_in_low_precision(judge, encoded.ids, batch, on_progress)
-    metrics = compute_metrics(scores)
-    record = {**sampling_record(samples), "samples": metrics.samples, "tokens": metrics.tokens}
-    for name, mean in (
-        ("gen_ppl_by_token", metrics.gen_ppl_by_token),
-        ("gen_ppl_by_sample", metrics.gen_ppl_by_sample),
-        ("entropy_nats", metrics.entropy),
-        (f"self_repetition_{REPETITION_SIZE}", metrics.self_repetition or (None, None)),
-    ):
-        record[name], record[f"stderr_{name}"] = map(_round, mean)
-    record |= {f"distinct_{n}": _round(value) for n, value in zip(NGRAM_SIZES, metrics.distinct, strict=True)}
+    nats, check = score_in_low_precision(judge, encoded.ids, batch, on_progress)
+    metrics = compute_metrics(encoded.ids, nats, count_tokens(judge, encoded.ids))
+    record = sampling_record(samples)
+    record |= {name: _round(value) if isinstance(value, float) else value for name, value in metrics.items()}
     record |= {} if reference is None else reference.compare(judge, encoded.ids, batch)
     record |= judge_record(judge) | {"judge_precision_difference": None}
     if check is not None and judge.low_precision is not None:

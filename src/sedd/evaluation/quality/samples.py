@@ -5,7 +5,6 @@ import json
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple, final
 
@@ -40,14 +39,10 @@ class SampleSet:
 
     samples: Sequence[Sample]
     source: str
-    nfe: float | None = None
-    """Network evaluations per sample."""
-    seconds: float | None = None
-    """Seconds per sample."""
-    facts: dict[str, Any] = field(default_factory=dict)
-    """How they were generated, by the names in `SAMPLING_FIELDS`."""
-    config: RunConfig | None = None
-    """The configuration of the model that generated them; None: they were read from a file."""
+    nfe: float | None = None  # network evaluations per sample
+    seconds: float | None = None  # per sample
+    facts: dict[str, Any] = field(default_factory=dict)  # how they were generated, by the names in `SAMPLING_FIELDS`
+    config: RunConfig | None = None  # of the model that generated them; None: they were read from a file
 
     def __post_init__(self) -> None:
         if not self.samples:
@@ -95,40 +90,25 @@ def generate_samples(
 # Sweeps ----------------------------------------------------------------------------------------------------
 
 
-@final
-@dataclass(frozen=True)
-class SweepPoint:
+class SweepPoint(NamedTuple):
     """Sampling settings and the length of the samples."""
 
     settings: SamplingSettings
     length: int | None = None
 
-    def with_value(self, name: str, text: str) -> "SweepPoint":
-        """Return the point with another value of a setting, of the length, or of an option of the sampler."""
-        try:
-            if name == "length":
-                return replace(self, length=int(text))
-            if name in SETTINGS:
-                changed: dict[str, Any] = {name: sampling_settings.parse_setting(name, text)}
-            else:
-                changed = {"options": {**self.settings.options, name: sampling_settings.parse_value(text)}}
-            return replace(self, settings=replace(self.settings, **changed))
-        except ValueError as error:
-            raise ValueError(f"sweep of {name} cannot take {text!r}: {error}") from None
-
 
 def parse_sweeps(sweeps: Sequence[str]) -> dict[str, list[str]]:
     """Return the values by setting of sweeps such as ``steps=16,32,64``."""
-    known = {*SETTINGS, "length"}
+    options: set[str] = set()
     for sampler in sampling_settings.SAMPLERS.names:
         with suppress(ValueError):  # a plugin that cannot be imported has no options
-            known |= {*sampling_settings.sampler_options(sampler)}
+            options |= {*sampling_settings.sampler_options(sampler)}
+    known = dict.fromkeys([*SETTINGS, "length", *sorted(options)])
     axes: dict[str, list[str]] = {}
     for spec in sweeps:
         name, equals, values = spec.partition("=")
         if (name := name.replace("-", "_")) not in known:
-            others = sorted(known - {*SETTINGS, "length"})
-            raise ValueError(f"sweep is {spec!r}; choose one of {', '.join([*SETTINGS, 'length', *others])}")
+            raise ValueError(f"sweep is {spec!r}; choose one of {', '.join(known)}")
         if not equals or not all(words := values.split(",")):
             raise ValueError(f"sweep is {spec!r}; write it as name=value,value, as in steps=16,32,64")
         axes[name] = words
@@ -137,13 +117,25 @@ def parse_sweeps(sweeps: Sequence[str]) -> dict[str, list[str]]:
 
 def sweep_points(base: SweepPoint, axes: dict[str, list[str]]) -> list[SweepPoint]:
     """Return ``base`` with every combination of these values; the first name varies slowest."""
-    points = []
-    for values in product(*axes.values()):
-        point = base
-        for name, text in zip(axes, values, strict=True):
-            point = point.with_value(name, text)
-        points.append(point)
+    points = [base]
+    for name, texts in axes.items():
+        points = [_with_value(point, name, text) for point in points for text in texts]
     return points
+
+
+def _with_value(point: SweepPoint, name: str, text: str) -> SweepPoint:
+    """Return the point with another value of a setting, of the length, or of an option of the sampler."""
+    settings = point.settings
+    try:
+        if name == "length":
+            return point._replace(length=int(text))
+        if name in SETTINGS:
+            changed: dict[str, Any] = {name: sampling_settings.parse_setting(name, text)}
+        else:
+            changed = {"options": {**settings.options, name: sampling_settings.parse_value(text)}}
+        return point._replace(settings=replace(settings, **changed))
+    except ValueError as error:
+        raise ValueError(f"sweep of {name} cannot take {text!r}: {error}") from None
 
 
 # Files -----------------------------------------------------------------------------------------------------
@@ -164,22 +156,20 @@ def read_samples(path: Path, allow_empty: bool = False) -> SampleSet:
             sample per line, or a folder with one ``.txt`` file per sample.
         allow_empty: Whether a sample may be empty, which counts as one that is not valid.
     """
+    records: list[Any] | None
     if path.is_dir():
         if not (paths := sorted(path.glob("*.txt"))):
             raise ValueError(
                 f"{path} holds neither a model nor .txt files, one for each sample; name a folder that does"
             )
-        found = SampleSet([Sample(files.read_text(file), None) for file in paths], str(path))
+        records = [files.read_text(file) for file in paths]
     elif (records := read_json_records(path)) is None:
         content = files.read_text(path)
-        texts = trace.split_texts(content) or _lines(content)
-        found = SampleSet([Sample(text, None) for text in texts], str(path))
-    else:
-        samples = [_parse_sample(record, path) for record in records]
-        by_name = [record if isinstance(record, dict) else {} for record in records]
-        facts = {name: _common_value([record.get(name) for record in by_name]) for name in SAMPLING_FIELDS}
-        nfe, seconds = (_mean([record.get(name) for record in by_name]) for name in ("calls", "seconds"))
-        found = SampleSet(samples, str(path), nfe, seconds, facts)
+        records = [*(trace.split_texts(content) or _lines(content))]
+    by_name = [record if isinstance(record, dict) else {} for record in records]
+    facts = {name: _common_value([record.get(name) for record in by_name]) for name in SAMPLING_FIELDS}
+    nfe, seconds = (_mean([record.get(name) for record in by_name]) for name in ("calls", "seconds"))
+    found = SampleSet([_parse_sample(record, path) for record in records], str(path), nfe, seconds, facts)
     return found if allow_empty else found.require_nonempty()
 
 
@@ -232,28 +222,21 @@ class EncodedSamples(NamedTuple):
     """Samples in a judge's tokens."""
 
     ids: list[Ids]
-    source: str
-    """``text``: encoded by the judge; ``ids``: the samples' own ids."""
-    truncated: int
-    """Number of samples that were cut to the judge's context length."""
+    source: str  # ``text``: encoded by the judge; ``ids``: the samples' own ids
+    truncated: int  # the number of samples that were cut to the judge's context length
 
 
 def encode_for_judge(
     samples: SampleSet, judge: Judge, *, by_ids: bool = False, truncate: bool = False
 ) -> EncodedSamples:
-    """Return the judge's tokens of samples.
+    """Return the judge's tokens of samples: of their texts or, ``by_ids``, their own, which must decode to the texts.
 
-    Args:
-        by_ids: Use the samples' own ids, which must decode to the same text under the judge's tokenizer.
-        truncate: Cut samples longer than the judge's context instead of raising an error.
+    A sample that is longer than the judge's context is an error, unless it may be truncated.
     """
     texts = [sample.text for sample in samples.require_nonempty().samples if sample.text is not None]
     by_ids = by_ids or not texts
     if by_ids:
-        rows = [
-            _check_ids(sample, f"sample {number} of {samples.source}", judge)
-            for number, sample in enumerate(samples.samples)
-        ]
+        rows = [_check_ids(one, f"sample {i} of {samples.source}", judge) for i, one in enumerate(samples.samples)]
     elif len(texts) < len(samples.samples):
         raise ValueError(f"{samples.source} has text for some samples and none for others; give it for all")
     else:
@@ -263,15 +246,15 @@ def encode_for_judge(
             raise ValueError(f"judge {judge.name} cannot read {samples.source}: {error}") from None
     longest = judge.context_length or max(map(len, rows))
     for number, row in enumerate(rows):
+        found = f"sample {number} of {samples.source} has {len(row):,} tokens of the judge"
         if len(row) > longest and not truncate:
             raise ValueError(
-                f"sample {number} of {samples.source} has {len(row):,} tokens of the judge, which reads {longest:,}; "
-                "sample shorter texts with --length, choose another judge, or cut what is longer with --truncate"
+                f"{found}, which reads {longest:,}; sample shorter texts with --length, choose another judge, or cut "
+                "what is longer with --truncate"
             )
         if len(row) <= judge.skips_first_token:
             raise ValueError(
-                f"sample {number} of {samples.source} has {len(row)} tokens of the judge, none of which is counted; "
-                "give longer texts, or count the first with --first-token scored"
+                f"{found}, none of which is counted; give longer texts, or count the first with --first-token scored"
             )
     truncated = sum(len(row) > longest for row in rows)
     return EncodedSamples([row[:longest] for row in rows], "ids" if by_ids else "text", truncated)
