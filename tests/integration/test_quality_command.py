@@ -192,7 +192,6 @@ def refused(done: subprocess.CompletedProcess[str], sentence: str) -> None:
         (["TEXT", "--judge", "AR", "--sweep", "steps=2,4"], "--sweep needs the folder of a run"),
         (["TEXT", "--judge", "AR", "--mauve", "nowhere.txt"], "nowhere.txt could not be read"),
         (["TEXT", "--judge", "AR", "--out", "a.pdf"], "must end in .png"),
-        (["TEXT", "--judge", "AR", "--out", "nowhere/a.png"], "nowhere does not exist"),
         (["TEXT", "--judge", "AR", "--first-token", "both"], "choose one of skipped, scored"),
         (["TEXT", "--judge", "AR", "--judge-precision", "float8"], "choose one of float32"),
         (["TEXT", "--judge", "AR", "--judge-batch", "0"], "judge-batch is 0"),

@@ -246,12 +246,12 @@ def test_progress_counts_the_steps_of_every_batch(
 
     import boxed
 
-    from sedd.cli import root, sample
+    from sedd.cli import sample
 
     loaded = load_model(boxed.write_model(tmp_path / "model"))
     run = samplers.SamplingRun.of(loaded, samplers.SamplingSettings(steps=steps))
     shown: list[tuple[int, int]] = []
-    monkeypatch.setattr(root, "stderr_progress", lambda *_, **__: nullcontext(lambda *done: shown.append(done)))
+    monkeypatch.setattr(sample, "progress_on_stderr", lambda *_, **__: nullcontext(lambda *done: shown.append(done)))
     list(sample._run_batches(run, samplers.blank_prompt(loaded, 3, 12), 2, loaded, watch=False))
     assert [total for _, total in shown] == [3 * (steps or 12)] * len(shown)
     done = [count for count, _ in shown]

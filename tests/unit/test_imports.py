@@ -144,7 +144,7 @@ REFUSALS = [
     ("score model", "no text was given"),
     ("score model cat --label dog", "label is 'dog'; this model has cat"),
     ("compare nowhere", "nowhere holds no log.jsonl"),
-    ("compare model --plot x.gif", "must end in one of .png, .html"),
+    ("compare model --plot x.gif", "must end in .png or .html"),
     ("compare model --draws 3", "draws is 3; they come in pairs"),
     ("compare model --protocol strict", "protocol strict needs DATA"),
     ("report nowhere", "nowhere holds no log.jsonl"),

@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sedd.cli.root import AsJson, app, list_names, stderr_progress
+from sedd.cli import root
+from sedd.cli.root import list_names
 from sedd.training.config import OBJECTIVES, PROCESSES
+from sedd.training.progress import progress_on_stderr
 
 if TYPE_CHECKING:
     from sedd.evaluation.audit import AuditResult
@@ -16,7 +18,7 @@ EXPLICIT = ("explicit-score-entropy", "explicit-concrete-score")
 """Objectives that need a distribution, and so are no losses of a model and data alone."""
 
 
-@app.command("audit")
+@root.command("audit")
 def audit(
     loss: Annotated[
         str | None,
@@ -26,20 +28,12 @@ def audit(
             show_default=False,
         ),
     ] = None,
-    every: Annotated[bool, typer.Option("--all", help="Audit all objectives, under every noise process.")] = False,
+    *,
+    every: bool = False,
     process: Annotated[str, typer.Option(help=f"Noise process: {list_names(PROCESSES)}.")] = "absorbing",
-    draws: Annotated[
-        int, typer.Option(help="Random draws per sequence, for a function that takes generator; at least 100.")
-    ] = 4000,
-    entropy_only: Annotated[
-        bool,
-        typer.Option(
-            "--entropy-only",
-            help="Compare with the entropy alone: for a function that bounds the likelihood of another way to generate "
-            "than the model's reverse process, such as left to right or a chain of few steps.",
-        ),
-    ] = False,
-    as_json: AsJson = False,
+    draws: int = 4000,
+    entropy_only: bool = False,
+    as_json: bool = False,
 ) -> None:
     """Test whether a loss is an upper bound on −log p(x_0); print a counter-example if it is not.
 
@@ -72,6 +66,12 @@ def audit(
     - `sedd audit my_loss.py:cross_entropy`
     - `sedd audit score-entropy --process uniform`
     - `sedd audit --all`
+
+    Args:
+        every (--all): Audit all objectives, under every noise process.
+        draws: Random draws per sequence, for a function that takes generator; at least 100.
+        entropy_only: Compare with the entropy alone: for a function that bounds the likelihood of another way to
+            generate than the model's reverse process, such as left to right or a chain of few steps.
     """
     if (loss is None) != every:
         raise ValueError("name one loss, an objective or FILE.py:FUNCTION, or give --all; see sedd audit --help")
@@ -92,7 +92,7 @@ def audit(
         if process == "absorbing" or not OBJECTIVES.load(name).needs_mask
     ]
     results = []
-    with stderr_progress("auditing", shown=not as_json) as on_progress:
+    with progress_on_stderr("auditing", shown=not as_json) as on_progress:
         for name, process in pairs:
             results.append(audit_objective(name, process))
             on_progress(len(results), len(pairs))

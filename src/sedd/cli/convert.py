@@ -14,20 +14,17 @@ from sedd.models import is_repo_id
 from sedd.schema import check_choice, check_fields
 from sedd.terminal import warn
 from sedd.training import checkpoint
-
-FORMATS = ("sedd", "radd", "mdlm")
-"""The published formats, the keys of `hub.convert.LAYOUTS`."""
+from sedd.training.progress import progress_on_stderr
 
 
-@root.app.command("import")
+@root.command("import")
 def import_checkpoint(
     source: Annotated[str, typer.Argument(metavar="SRC", help="Folder, weights file, or Hub id (owner/name).")],
-    out: Annotated[Path, typer.Option(help="Model folder to write; it must be new or empty.")],
-    tokenizer: Annotated[
-        str | None, typer.Option(help="gpt2, a tokenizer.json, or a folder with one; by default the one beside SRC.")
-    ] = None,
-    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a Hub id.")] = None,
-    as_json: root.AsJson = False,
+    *,
+    out: Path,
+    tokenizer: str | None = None,
+    revision: str | None = None,
+    as_json: bool = False,
 ) -> None:
     """Convert a published SEDD, RADD or MDLM checkpoint into a model folder.
 
@@ -36,6 +33,11 @@ def import_checkpoint(
     Example:
     - `sedd import owner/name --out model`
     - `sedd sample model`
+
+    Args:
+        out: Model folder to write; it must be new or empty.
+        tokenizer: gpt2, a tokenizer.json, or a folder with one; by default the one beside SRC.
+        revision: Branch, tag or commit of a Hub id.
     """
     checkpoint.require_empty(out)
     local = Path(source)
@@ -66,30 +68,18 @@ def import_checkpoint(
     root.print_record(record, as_json)
 
 
-@root.app.command()
+@root.command()
 def export(
     model: root.ModelFolder,
-    out: Annotated[Path, typer.Option(help="Folder to write; it must be new or empty.")],
-    dtype: Annotated[
-        str | None,
-        typer.Option(
-            help="Write a model folder for all commands, its weights in int8 (a quarter of the size), bfloat16 (half) "
-            "or float32."
-        ),
-    ] = None,
-    data: Annotated[
-        str | None, typer.Option("--eval", help="Text on which to measure what --dtype costs, for its model card.")
-    ] = None,
-    draws: Annotated[
-        int | None, typer.Option(help="Monte Carlo draws per sequence for --eval, an even number, by default 8.")
-    ] = None,
-    format: Annotated[
-        str | None,
-        typer.Option(help="Write a published format, sedd, radd or mdlm; by default, without --dtype, what fits."),
-    ] = None,
-    device: root.Device = None,
-    network: root.Networks = None,
-    as_json: root.AsJson = False,
+    *,
+    out: Path,
+    dtype: str | None = None,
+    data: str | None = None,
+    draws: int | None = None,
+    format: str | None = None,
+    device: str | None = None,
+    network: list[str] | None = None,
+    as_json: bool = False,
 ) -> None:
     """Write a model in another form: small, for sharing, or in a published format.
 
@@ -99,10 +89,16 @@ def export(
     Examples:
     - `sedd export run --out small --dtype int8 --eval test.txt`
     - `sedd export run --out theirs --format sedd`
+
+    Args:
+        out: Folder to write; it must be new or empty.
+        dtype: Write a model folder for all commands, its weights in int8 (a quarter of the size), bfloat16 (half) or
+            float32.
+        data (--eval): Text on which to measure what --dtype costs, for its model card.
+        draws: Monte Carlo draws per sequence for --eval, an even number, by default 8.
+        format: Write a published format, sedd, radd or mdlm; by default, without --dtype, what fits.
     """
     checkpoint.require_empty(out)
-    if format is not None:
-        check_choice("format", format, FORMATS)
     if dtype is None:
         if data is not None:
             raise ValueError("eval measures what the dtype of the weights costs; add --dtype, or use sedd eval")
@@ -151,9 +147,9 @@ def _measure_cost(model: Path, out: Path, data: str, draws: int | None, device: 
     with distributed.process_group(device) as ranks:
         before, after = (load_model(folder, device=str(ranks.device)) for folder in (model, out))
         corpus = evaluation.read_corpus(data, protocol, after)
-        with root.stderr_progress("evaluating") as on_progress:
+        with progress_on_stderr("evaluating") as on_progress:
             result = evaluation.evaluate(after, corpus, protocol, ranks, draws=draws, on_progress=on_progress)
-        with root.stderr_progress("comparing") as on_progress:
+        with progress_on_stderr("comparing") as on_progress:
             difference = evaluation.evaluate_difference(
                 before, after, corpus, protocol, ranks, draws=draws, on_progress=on_progress
             )
@@ -163,19 +159,25 @@ def _measure_cost(model: Path, out: Path, data: str, draws: int | None, device: 
     return {"evaluation": result, "cost": cost}
 
 
-@root.app.command()
+@root.command()
 def push(
     model: root.ModelFolder,
-    repo: Annotated[str, typer.Argument(help="Name on the Hub: owner/name.")],
-    result: Annotated[
-        list[Path] | None, typer.Option(help="Results of sedd eval --out, for the model card. Repeatable.")
-    ] = None,
-    private: Annotated[bool, typer.Option("--private", help="Make a new repository private.")] = False,
-    out: Annotated[Path | None, typer.Option(help="Folder to write the files to instead of uploading them.")] = None,
-    network: root.Networks = None,
-    as_json: root.AsJson = False,
+    repo: str,
+    *,
+    result: list[Path] | None = None,
+    private: bool = False,
+    out: Path | None = None,
+    network: list[str] | None = None,
+    as_json: bool = False,
 ) -> None:
-    """Upload a model to the Hugging Face Hub: EMA weights, configuration, tokenizer, and a model card with results."""
+    """Upload a model to the Hugging Face Hub: EMA weights, configuration, tokenizer, and a model card with results.
+
+    Args:
+        repo: Name on the Hub: owner/name.
+        result: Results of sedd eval --out, for the model card. Repeatable.
+        private: Make a new repository private.
+        out: Folder to write the files to instead of uploading them.
+    """
     if not is_repo_id(repo):
         raise ValueError(f"{repo!r} is not the name of a repository; write owner/name")
     results = [record for path in result or [] for record in _records(path)]

@@ -1,6 +1,5 @@
 """``sedd data``: tokenize corpora into shards on disk; ``sedd cache``: the cache of them and of converted models."""
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,50 +8,51 @@ import typer
 from sedd.cache import KINDS, cache_entries, cache_folder, clear_cache
 from sedd.cli import root
 from sedd.terminal import warn
+from sedd.training.progress import progress_on_stderr
 
-data = root.App(help="Tokenize corpora into shards on disk.", no_args_is_help=True)
+data = typer.Typer(cls=root.Group, help="Tokenize corpora into shards on disk.", no_args_is_help=True)
 root.app.add_typer(data, name="data")
 
 
-@data.command("prepare")
+@root.command("prepare", data)
 def data_prepare(
     sources: Annotated[list[str], typer.Argument(help=f"{root.SOURCES_HELP}.")],
-    out: Annotated[Path, typer.Option(help="Folder to write; it must be new or empty.")],
-    tokenizer: Annotated[str, typer.Option(help=root.TOKENIZER_HELP, show_default=False)] = "bytes",
-    packing: Annotated[str | None, typer.Option(help=root.PACKING_HELP)] = None,
-    length: Annotated[
-        int | None,
-        typer.Option(help="Most tokens of a record, with --packing lines; longer ones are left out."),
-    ] = None,
-    pad: Annotated[
-        str | None,
-        typer.Option(
-            help="Padding of shorter sequences, with --packing lines: model (a learned token) or ignore "
-            "(left out of the loss)."
-        ),
-    ] = None,
-    column: root.Column = None,
-    encoding: root.Encoding = None,
-    label: Annotated[str | None, typer.Option(help=root.LABEL_HELP)] = None,
-    val_fraction: Annotated[
-        float, typer.Option(help="What training will hold out at the end; bpe is fitted to what comes before it.")
-    ] = 0.05,
-    workers: Annotated[int | None, typer.Option(help="Parallel workers; by default one per core.")] = None,
-    as_json: root.AsJson = False,
+    *,
+    out: Path,
+    tokenizer: str | None = None,
+    packing: str | None = None,
+    length: int | None = None,
+    pad: str | None = None,
+    column: str | None = None,
+    encoding: str | None = None,
+    label: str | None = None,
+    val_fraction: float = 0.05,
+    workers: int | None = None,
+    as_json: bool = False,
 ) -> None:
-    """Tokenize a corpus into memory-mapped shards with an index, hashes and the tokenizer."""
+    """Tokenize a corpus into memory-mapped shards with an index, hashes and the tokenizer.
+
+    Args:
+        out: Folder to write; it must be new or empty.
+        length: Most tokens of a record, with --packing lines; longer ones are left out.
+        pad: Padding of shorter sequences, with --packing lines: model (a learned token) or ignore (left out of the
+            loss).
+        val_fraction: What training will hold out at the end; bpe is fitted to what comes before it.
+        workers: Parallel workers; by default one per core.
+    """
     from sedd.data import expand_sources, fit_tokenizer, prepare
     from sedd.data.token_files import refuse_fitting
     from sedd.training.config import DataConfig
 
-    packing, encoding = packing or ("packed" if label is None else "lines"), encoding or "utf-8"
+    tokenizer, encoding = tokenizer or "bytes", encoding or "utf-8"
+    packing = packing or ("packed" if label is None else "lines")
     refuse_fitting([file for source in expand_sources(sources) for file in source.files], tokenizer)
-    with root.stderr_progress("fitting the tokenizer"):
+    with progress_on_stderr("fitting the tokenizer"):
         fraction = DataConfig(tokenizer=tokenizer, val_fraction=val_fraction).fitted_fraction
         built = fit_tokenizer(tokenizer, sources, column, packing, encoding, fraction)
     if not built.is_lossless:
         warn(f"{tokenizer} is not lossless; decoded text may differ from the text encoded")
-    with root.stderr_progress("encoding") as on_progress:
+    with progress_on_stderr("encoding") as on_progress:
         form: dict[str, Any] = {"packing": packing, "length": length, "pad": pad, "column": column, "label": label}
         form |= {"encoding": encoding, "fraction": fraction, "workers": workers}
         index = prepare(sources, out, built, **form, on_progress=on_progress)
@@ -68,7 +68,7 @@ def data_prepare(
         "sha256": index.sha256,
     }
     if as_json:
-        print(json.dumps(row))
+        root.print_records([row])
         return
     padding = {
         None: "none is shorter, so there is no padding",
@@ -82,14 +82,13 @@ def data_prepare(
     )
 
 
-@root.app.command("cache")
-def show_cache(
-    clear: Annotated[
-        bool, typer.Option("--clear", help="Remove what it holds; it is made again when it is needed.")
-    ] = False,
-    as_json: root.AsJson = False,
-) -> None:
-    """Print the folder of prepared data and converted models (SEDD_CACHE, by default ~/.cache/sedd) and their size."""
+@root.command("cache")
+def show_cache(*, clear: bool = False, as_json: bool = False) -> None:
+    """Print the folder of prepared data and converted models (SEDD_CACHE, by default ~/.cache/sedd) and their size.
+
+    Args:
+        clear: Remove what it holds; it is made again when it is needed.
+    """
     entries = clear_cache() if clear else list(cache_entries())
     sizes = {kind: sum(entry.bytes for entry in entries if entry.kind == kind) for kind in KINDS}
     sizes["total"] = sum(sizes.values())

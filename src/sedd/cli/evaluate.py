@@ -3,145 +3,111 @@
 import json
 import os
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
-from sedd import files
-from sedd.cli.root import (
-    AsJson,
-    Column,
-    Device,
-    Encoding,
-    FirstModel,
-    Networks,
-    announce,
-    app,
-    check_batch,
-    check_out,
-    check_precision,
-    count_of,
-    find_model,
-    model_name,
-    show,
-    split_model,
-    stderr_progress,
-    writing_to,
-)
+from sedd.cli import root
+from sedd.cli.root import count_of
 from sedd.files import read_text
 from sedd.models import built_in_folder
-from sedd.schema import check_choice, check_seed
 from sedd.terminal import visible, warn
 from sedd.training.config import check_label
-
-ESTIMATORS = ("bound", "any-order", "forward", "backward", "random")
-"""The names that an estimator may have; which of them fit depends on the model."""
-EXACT_ESTIMATORS = ("forward", "backward", "random")
-"""Those without draws."""
+from sedd.training.progress import progress_on_stderr
 
 if TYPE_CHECKING:
     from sedd.evaluation import Protocol
     from sedd.likelihood.orders import Orders
+    from sedd.loading import LoadedModel
+    from sedd.runtime.distributed import Ranks
 
+EXACT_ESTIMATORS = ("forward", "backward", "random")
+"""Those without draws."""
+Record = dict[str, Any]
 ProtocolName = Annotated[
     str | None,
     typer.Option(
-        "--protocol",
         help="How text is cut into sequences and which terms are counted: strict (default with a text), held-out "
-        "(default without), text8p, sedd or mdlm (as in the published tables).",
+        "(default without), text8p, sedd or mdlm (as in the published tables)."
     ),
-]
-Draws = Annotated[
-    int | None,
-    typer.Option(
-        help="Monte Carlo draws per sequence, an even number, by default 8 (score: 128), with --orders 2 (score: 8); "
-        "more draws give a smaller standard error."
-    ),
-]
-Batch = Annotated[
-    int | None,
-    typer.Option(
-        help="Sequences evaluated at a time on each process, by default as many as suit the device; affects speed and "
-        "memory only.",
-        callback=check_batch,
-    ),
-]
-Precision = Annotated[
-    str | None,
-    typer.Option(
-        help="Precision of matrix products: float32 or bfloat16. By default float32; on a GPU bfloat16 if the measured "
-        "difference is below a tenth of the standard error.",
-        callback=check_precision,
-    ),
-]
-Seed = Annotated[int, typer.Option(help="Random seed of times and noise.", callback=check_seed)]
-EstimatorName = Annotated[
-    str | None,
-    typer.Option(
-        "--estimator",
-        help="bound (the negative ELBO, default); for denoisers under absorbing noise also any-order (a bound "
-        "with less variance) and forward, backward, random (the exact likelihood of generation in that order).",
-    ),
-]
-OrdersName = Annotated[
-    str | None,
-    typer.Option(
-        "--orders",
-        help="For time-free denoisers under absorbing noise, whose distribution is a mixture over orders: a number K "
-        "for the importance-weighted bound of K random orders, tighter the more there are, with K network calls per "
-        "token and draw; all for the exact likelihood of sequences of at most 16 tokens.",
-    ),
-]
-LabelName = Annotated[
-    str | None, typer.Option("--label", help="Label to condition on; without it, the likelihood is unconditional.")
 ]
 
 
-@app.command("eval")
+@contextmanager
+def _open_model(
+    model: Path,
+    protocol: "Protocol",
+    what: str,
+    *,
+    estimator: str | None = None,
+    orders: str | None = None,
+    draws: int | None = None,
+    batch: int | None = None,
+    precision: str | None = None,
+    device: str | None = None,
+    network: list[str] | None = None,
+    seed: int = 0,
+    label: str | None = None,
+) -> Iterator[tuple["LoadedModel", "Ranks", Callable[..., Record]]]:
+    """Reject mistakes that show without the weights and announce what is evaluated; then load the model.
+
+    Yields it, the processes, and `evaluation.evaluate`, or `evaluation.evaluate_own_samples`, with these options.
+
+    Args:
+        estimator: bound (the negative ELBO, default); for denoisers under absorbing noise also any-order (a bound with
+            less variance) and forward, backward, random (the exact likelihood of generation in that order).
+        orders: For time-free denoisers under absorbing noise, whose distribution is a mixture over orders: a number K
+            for the importance-weighted bound of K random orders, tighter the more there are, with K network calls per
+            token and draw; all for the exact likelihood of sequences of at most 16 tokens.
+        draws: Monte Carlo draws per sequence, an even number, by default 8 (score: 128), with --orders 2 (score: 8);
+            more draws give a smaller standard error.
+        batch: Sequences evaluated at a time on each process, by default as many as suit the device; affects speed and
+            memory only.
+        precision: Precision of matrix products: float32 or bfloat16. By default float32; on a GPU bfloat16 if the
+            measured difference is below a tenth of the standard error.
+        seed: Random seed of times and noise.
+        label: Label to condition on; without it, the likelihood is unconditional.
+    """
+    number, how = check_options(model, protocol, estimator, draws, label, orders)
+    root.announce(", ".join([what, *how, f"seed {seed}"]), model)
+    from sedd import evaluation
+    from sedd.evaluation.protocols import OWN_SAMPLES
+    from sedd.loading import load_model
+    from sedd.runtime import distributed
+
+    with distributed.process_group(device) as ranks:
+        loaded = load_model(model, device=str(ranks.device)).with_label(label)
+        options: Record = {"orders": number, "batch": batch, "seed": seed}
+        if protocol is OWN_SAMPLES:
+            yield loaded, ranks, partial(evaluation.evaluate_own_samples, loaded, ranks, **options)
+        else:
+            options |= {"models": evaluation.models_by_precision(loaded, precision)}
+            options |= {"protocol": protocol, "ranks": ranks, "estimator": estimator, "draws": draws}
+            yield loaded, ranks, partial(evaluation.evaluate, loaded, **options)
+
+
+likelihood_options = root.keywords(_open_model)
+
+
+@root.command("eval")
+@root.takes(likelihood_options)
 def evaluate_dataset(
-    model: FirstModel = None,
-    data: Annotated[
-        str | None,
-        typer.Argument(
-            help="File, folder or prepared dataset; by default the validation split of the run's own data, which may "
-            "be named, if it was moved, with --protocol held-out."
-        ),
-    ] = None,
+    model: root.FirstModel = None,
+    data: str | None = None,
+    *,
     protocol: ProtocolName = None,
-    suite: Annotated[
-        str | None,
-        typer.Option(help="zero-shot: all benchmarks of the protocol; DATA is then the folder of their files."),
-    ] = None,
-    dataset: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Benchmark: lambada, ptb, wikitext2, wikitext103 or lm1b. By default recognized by the file's name; "
-            "with --suite, only these, repeatable."
-        ),
-    ] = None,
-    estimator: EstimatorName = None,
-    orders: OrdersName = None,
-    draws: Draws = None,
-    batch: Batch = None,
-    precision: Precision = None,
-    device: Device = None,
-    network: Networks = None,
-    seed: Seed = 0,
-    label: LabelName = None,
-    samples: Annotated[
-        int | None,
-        typer.Option(
-            help="Generate this many samples and evaluate them in place of DATA. With --orders K their likelihood is "
-            "bounded from both sides; its mean is the entropy of the model."
-        ),
-    ] = None,
-    column: Column = None,
-    encoding: Encoding = None,
-    as_json: AsJson = False,
-    out: Annotated[Path | None, typer.Option(help="File for the results, one JSON record per line.")] = None,
+    suite: str | None = None,
+    dataset: list[str] | None = None,
+    samples: int | None = None,
+    column: str | None = None,
+    encoding: str | None = None,
+    as_json: bool = False,
+    out: Path | None = None,
+    **options: Any,
 ) -> None:
     """Evaluate the likelihood of a dataset: the variational bound, its terms and its standard error.
 
@@ -152,63 +118,66 @@ def evaluate_dataset(
     - `sedd eval run corpora --suite zero-shot --protocol sedd`
     - `sedd eval run --samples 64 --orders 16`
     - `torchrun --nproc-per-node 8 -m sedd eval run test.txt`
+
+    Args:
+        data: File, folder or prepared dataset; by default the validation split of the run's own data, which may be
+            named, if it was moved, with --protocol held-out.
+        suite: zero-shot: all benchmarks of the protocol; DATA is then the folder of their files.
+        dataset: Benchmark: lambada, ptb, wikitext2, wikitext103 or lm1b. By default recognized by the file's name; with
+            --suite, only these, repeatable.
+        samples: Generate this many samples and evaluate them in place of DATA. With --orders K their likelihood is
+            bounded from both sides; its mean is the entropy of the model.
+        out: File for the results, one JSON record per line.
     """
     from sedd import evaluation
+    from sedd.evaluation.protocols import OWN_SAMPLES
 
     if out is not None:
-        if not out.parent.is_dir():
-            raise ValueError(f"{out.parent} does not exist; make it, or choose another --out")
-        check_out(out)
+        root.check_out(out)
     folder, source = _split_data(model, data, suite is not None or samples is not None)
-    chosen = evaluation.get_protocol(protocol or ("strict" if source else "held-out"))
-    number, how = check_options(folder, chosen, estimator, draws, label, orders)
     if samples is not None:
-        others = {"DATA": source, "--protocol": protocol, "--suite": suite, "--draws": draws, "--precision": precision}
-        _check_samples(samples, number, others)
-        announce(f"{model_name(folder)}: {count_of(samples, 'sample')} of its own, orders {number}, seed {seed}")
+        others = {"DATA": source, "--protocol": protocol, "--suite": suite}
+        others |= {"--draws": options["draws"], "--precision": options["precision"]}
+        _check_samples(samples, options["orders"], others)
+        chosen, what = OWN_SAMPLES, f"{count_of(samples, 'sample')} of its own"
     else:
-        texts = check_data(source, chosen, suite, dataset)
-        announce(f"{model_name(folder)}: {texts}, protocol {chosen.name}, {how}, seed {seed}")
-    from sedd.loading import load_model
-    from sedd.runtime import distributed
-
-    options: dict[str, Any] = {"orders": number, "batch": batch, "seed": seed}
+        chosen = evaluation.get_protocol(protocol or ("strict" if source else "held-out"))
+        what = f"{check_data(source, chosen, suite, dataset)}, protocol {chosen.name}"
     reading: dict[str, Any] = {"suite": suite, "datasets": dataset or (), "column": column}
     records = []
-    with distributed.process_group(device) as ranks:
-        loaded = load_model(folder, device=str(ranks.device)).with_label(label)
+    with _open_model(folder, chosen, what, **options) as (loaded, ranks, evaluate):
         if samples is not None:
-            with stderr_progress("evaluating samples", shown=ranks.is_main) as on_progress:
-                records.append(
-                    evaluation.evaluate_own_samples(loaded, ranks, samples=samples, on_progress=on_progress, **options)
-                )
+            with progress_on_stderr("evaluating samples", shown=ranks.is_main) as on_progress:
+                records.append(evaluate(samples=samples, on_progress=on_progress))
         else:
-            published = chosen.published_vocab_size
-            if published not in (None, size := loaded.tokenizer.vocab_size) and ranks.is_main:
+            published, size = chosen.published_vocab_size, loaded.tokenizer.vocab_size
+            if published not in (None, size) and ranks.is_main:
                 warn(
                     f"published numbers of protocol {chosen.name} count tokens of a vocabulary of {published:,}; this "
                     f"model has {size:,}: compare bits_per_char only"
                 )
-            options |= {"estimator": estimator, "draws": draws}
-            options["models"] = evaluation.models_by_precision(loaded, precision)
             for corpus in evaluation.load_corpora(loaded, source, chosen, encoding=encoding or "utf-8", **reading):
-                with stderr_progress(corpus.dataset or "evaluating", shown=ranks.is_main) as on_progress:
-                    records.append(
-                        evaluation.evaluate(loaded, corpus, chosen, ranks, on_progress=on_progress, **options)
-                    )
-        first = ranks.is_main
-    if first:
-        if out is not None:
-            with writing_to(out):
-                files.write_text(out, "".join(json.dumps(record) + "\n" for record in records))
-        _print(records, as_json, as_table=suite is not None)
+                with progress_on_stderr(corpus.dataset or "evaluating", shown=ranks.is_main) as on_progress:
+                    records.append(evaluate(corpus, on_progress=on_progress))
+    if not ranks.is_main:
+        return
+    if out is not None:
+        root.write_records(records, out)
+    if as_json:
+        root.print_records(records)
+    elif suite is not None:
+        print(f"protocol {chosen.name}")
+        cells = evaluation.likelihood_table(records, TABLE_COLUMNS)
+        root.print_table(TABLE_COLUMNS, [["" if value is None else str(value) for value in row] for row in cells])
+    else:
+        _describe(records[0])
 
 
 def _split_data(model: str | None, data: str | None, has_other: bool) -> tuple[Path, str | None]:
     """Return the folder of the model, and the data: a single argument may be either."""
     if data is not None:
-        return find_model(model), data
-    folder, given = split_model(model, (), "data", lambda text: os.path.exists(text) or text.startswith("hf:"))
+        return root.find_model(model), data
+    folder, given = root.split_model(model, (), "data", lambda text: os.path.exists(text) or text.startswith("hf:"))
     if not given and not has_other and folder.parent == built_in_folder():
         raise ValueError(f"the data of {folder.name} is not bundled; name a text, as in: sedd eval {folder.name} FILE")
     return folder, given[0] if given else None
@@ -221,15 +190,13 @@ def check_options(
     draws: int | None = None,
     label: str | None = None,
     orders: str | None = None,
-) -> "tuple[Orders | None, str]":
+) -> "tuple[Orders | None, list[str]]":
     """Reject mistakes that show without the weights; return the number of orders, and how likelihoods are estimated."""
-    from sedd.evaluation import default_draws
+    from sedd.evaluation.protocols import OWN_SAMPLES, default_draws
     from sedd.likelihood.orders import check_mixture, check_orders, parse_orders
     from sedd.likelihood.variance_reduction import check_draws
     from sedd.training import checkpoint
 
-    if estimator is not None:
-        check_choice("estimator", estimator, ESTIMATORS)
     if draws is not None:
         check_draws(draws)
     stored = checkpoint.peek_model(model)
@@ -241,14 +208,14 @@ def check_options(
         check_orders(number, estimator)
         if config:
             kind, noise = config.model.parameterization, config.noise.process
-            denoises_masks = (kind, noise) == ("mean", "absorbing")
-            check_mixture(denoises_masks, config.time_conditioning == "sigma", f"{kind} under {noise} noise")
+            is_denoiser, is_timed = (kind, noise) == ("mean", "absorbing"), config.time_conditioning == "sigma"
+            check_mixture(is_denoiser, is_timed, f"{kind} under {noise} noise")
     if config and config.objective == "autoregressive":
         estimator = estimator or "forward"
     how = [f"estimator {estimator}"] * (estimator is not None) + [f"orders {number}"] * (number is not None)
-    if estimator not in EXACT_ESTIMATORS and number != "all":
+    if estimator not in EXACT_ESTIMATORS and number != "all" and protocol is not OWN_SAMPLES:
         how.append(f"{count_of(draws or default_draws(protocol, number), 'draw')} per sequence")
-    return number, ", ".join(how)
+    return number, how
 
 
 def describe_source(source: str) -> str:
@@ -289,7 +256,7 @@ def check_data(
     return "validation split"
 
 
-def _check_samples(samples: int, orders: "Orders | None", others: dict[str, Any]) -> None:
+def _check_samples(samples: int, orders: str | None, others: dict[str, Any]) -> None:
     """Reject --samples without a number of orders, or next to options for data that is given."""
     if samples < 2:
         raise ValueError(f"samples is {samples}; a standard error needs at least 2")
@@ -305,24 +272,6 @@ RECORD_FIELDS = (
     *("tokens", "sequences", "draws", "orders", "network_calls", "seed", "precision", "protocol", "split", "data"),
 )
 TABLE_COLUMNS = ("dataset", "split", "tokens", "ppl_bound", "nats_per_token", "stderr_nats_per_token", "bits_per_char")
-
-
-def _print(records: list[dict[str, Any]], as_json: bool, as_table: bool) -> None:
-    from sedd import evaluation
-
-    rows = evaluation.likelihood_table(records, TABLE_COLUMNS)
-    if as_json:
-        for record in records:
-            print(json.dumps(record))
-    elif as_table:
-        table = Table(
-            *(name.replace("_", " ") for name in TABLE_COLUMNS), box=None, title=f"protocol {records[0]['protocol']}"
-        )
-        for row in rows:
-            table.add_row(*("" if value is None else str(value) for value in row))
-        Console().print(table)
-    else:
-        _describe(records[0])
 
 
 def _interval(record: dict[str, Any]) -> str:
@@ -341,7 +290,7 @@ def _describe(record: dict[str, Any]) -> None:
     print(f"{_interval(record)} nats per token")
     for name in RECORD_FIELDS:
         if record[name] is not None:  # bits per character and byte, where the tokens are not text
-            show(f"{name.replace('_', ' '):34s} {record[name]}")
+            root.show(f"{name.replace('_', ' '):34s} {record[name]}")
     if difference := record["bfloat16_difference"]:
         about = f"{difference['nats_per_token']:.6f} ± {difference['stderr']:.6f} nats per token"
         print(f"{'bfloat16 − float32':34s} {about}, on {difference['draws']} draws")
@@ -349,29 +298,16 @@ def _describe(record: dict[str, Any]) -> None:
         print(f"{name:34s} {'not counted' if value is None else value}")
 
 
-@app.command("score")
+@root.command("score")
+@root.takes(likelihood_options)
 def score_texts(
-    model: FirstModel = None,
-    texts: Annotated[list[str] | None, typer.Argument(help="Texts; - reads them from stdin, one per line.")] = None,
-    file: Annotated[Path | None, typer.Option(help="File of texts, one per line.")] = None,
-    estimator: EstimatorName = None,
-    orders: OrdersName = None,
-    draws: Draws = None,
-    batch: Batch = None,
-    precision: Precision = None,
-    device: Device = None,
-    network: Networks = None,
-    seed: Seed = 0,
-    label: LabelName = None,
-    shared_noise: Annotated[
-        bool,
-        typer.Option(
-            "--shared-noise",
-            help="Use the same times and noise for all texts: better for differences between texts of one length, "
-            "worse for sums over texts.",
-        ),
-    ] = False,
-    as_json: AsJson = False,
+    model: root.FirstModel = None,
+    texts: list[str] | None = None,
+    *,
+    file: Path | None = None,
+    shared_noise: bool = False,
+    as_json: bool = False,
+    **options: Any,
 ) -> None:
     """Evaluate the likelihood of each text separately, and print one line per text.
 
@@ -379,25 +315,22 @@ def score_texts(
     other texts; the errors of different texts are independent. Example:
 
     - `sedd score run "the cat sat on the mat" "mat the on sat cat the"`
+
+    Args:
+        texts: Texts; - reads them from stdin, one per line.
+        file: File of texts, one per line.
+        shared_noise: Use the same times and noise for all texts: better for differences between texts of one length,
+            worse for sums over texts.
     """
-    folder, given = split_model(model, texts or (), "a text", lambda text: not _is_path(text))
+    folder, given = root.split_model(model, texts or (), "a text", lambda text: not _is_path(text))
     lines = _read_texts(given, file)
     from sedd import evaluation
-
-    protocol = evaluation.SINGLE_TEXT
-    number, how = check_options(folder, protocol, estimator, draws, label, orders)
-    announce(f"{model_name(folder)}: {count_of(len(lines), 'text')}, {how}, seed {seed}")
     from sedd.draws import derive_seed
-    from sedd.loading import load_model
-    from sedd.runtime import distributed
 
-    options: dict[str, Any] = {"estimator": estimator, "orders": number, "draws": draws, "batch": batch, "seed": seed}
-    with distributed.process_group(device) as ranks:
-        loaded = load_model(folder, device=str(ranks.device)).with_label(label)
-        options["models"] = evaluation.models_by_precision(loaded, precision)
+    what, seed = count_of(len(lines), "text"), options["seed"]
+    with _open_model(folder, evaluation.SINGLE_TEXT, what, **options) as (loaded, ranks, evaluate):
         for text, corpus in zip(lines, evaluation.text_corpora(lines, loaded), strict=True):
-            noise_seed = seed if shared_noise else derive_seed(seed, text)
-            record = evaluation.evaluate(loaded, corpus, protocol, ranks, noise_seed=noise_seed, **options)
+            record = evaluate(corpus, noise_seed=seed if shared_noise else derive_seed(seed, text))
             if ranks.is_main:
                 _print_score({"text": text, **record, "shared_noise": shared_noise}, as_json)
 
@@ -409,10 +342,7 @@ def _is_path(text: str) -> bool:
 
 def _read_texts(texts: list[str], file: Path | None) -> list[str]:
     found = [line for text in texts for line in (sys.stdin.read().splitlines() if text == "-" else [text])]
-    if file is not None:
-        if not file.is_file():
-            raise ValueError(f"{file} does not exist; name a file of texts, one per line")
-        found += read_text(file).splitlines()
+    found += read_text(file).splitlines() if file else []
     if not found:
         raise ValueError("no text was given; give one or more, or --file FILE, or - to read them from stdin")
     return found

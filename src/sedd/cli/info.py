@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from sedd.cli.root import AsJson, OptionalModel, app, print_record
+from sedd.cli import root
 from sedd.terminal import warn
 
 if TYPE_CHECKING:
@@ -17,8 +17,8 @@ EXPONENTS["BF16"] = ("<u2", 0xFF << 7)
 """Integers of the size of each dtype of a .safetensors file, and the bits that NaN and infinity alone have all set."""
 
 
-@app.command()
-def info(model: OptionalModel = None, as_json: AsJson = False) -> None:
+@root.command()
+def info(model: root.OptionalModel = None, *, as_json: bool = False) -> None:
     """Describe a model: size, noise process, objective, tokenizer, training progress, validation bounds, its card.
 
     The exit code is 2 if a weight is NaN or infinite: no other command takes such a model.
@@ -74,7 +74,7 @@ def _describe(model: Path | str, as_json: bool) -> None:
     else:
         record |= {"nonfinite": nonfinite} if nonfinite else {}
         record |= _card_facts(facts) if card else _describe_bounds(bounds, has_log, config.eval_every, model)
-    print_record(record, as_json)
+    root.print_record(record, as_json)
     if nonfinite is not None:
         warn(f"{folder}: weight {nonfinite} holds a value that is NaN or infinite; use another checkpoint")
         raise typer.Exit(2)

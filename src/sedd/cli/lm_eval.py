@@ -4,11 +4,11 @@ import sys
 
 import typer
 
-from sedd.cli.root import app
+from sedd.cli import root
 from sedd.extras import install_hint
 
 
-@app.command("lm-eval", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+@root.command("lm-eval", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def run_lm_eval(context: typer.Context) -> None:
     """Run EleutherAI's Language Model Evaluation Harness (lm_eval) with the model type `sedd` registered.
 

@@ -8,40 +8,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sedd import files
-from sedd.cli.root import (
-    DEFAULT_HELP,
-    AsJson,
-    Device,
-    Networks,
-    announce,
-    app,
-    check_out,
-    count_of,
-    find_model,
-    model_name,
-    show,
-    stderr_progress,
-    writing_to,
-)
-from sedd.cli.sample import Batch, Length, sampling_options, sampling_settings
+from sedd.cli import root
+from sedd.cli.root import count_of
+from sedd.cli.sample import sampling_options, sampling_settings
 from sedd.extras import install_hint
 from sedd.models import built_in_names, is_repo_id, list_built_in
-from sedd.schema import MAX_SAMPLES, check_choice, check_count
 from sedd.terminal import warn
+from sedd.training.progress import progress_on_stderr
 
 if TYPE_CHECKING:
     from sedd.evaluation.quality import SampleSet
 
 PICTURES, RECORDS = (".png",), (".json", ".jsonl")
-NO_JUDGE = (
-    "samples need a judge; name a Hugging Face model or an autoregressive run with --judge, or, for molecules, add "
-    "--molecules"
-)
 Record = dict[str, Any]
 
 
-@app.command()
+@root.command()
 @sampling_options
 def quality(
     inputs: Annotated[
@@ -49,76 +31,31 @@ def quality(
         typer.Argument(
             help="Runs to sample from, or names of models in the box or on the Hub; samples (.jsonl of sedd sample, "
             ".txt with one per line, a folder of .txt); or saved results (.json, .jsonl) to show beside them."
-            + DEFAULT_HELP,
+            + root.DEFAULT_HELP,
             show_default=False,
             autocompletion=built_in_names,
         ),
     ] = None,
-    judge: Annotated[
-        str | None,
-        typer.Option(
-            help="Model that scores the samples: a Hugging Face causal language model (folder, .gguf file, Hub name), "
-            "or an autoregressive run."
-        ),
-    ] = None,
-    count: Annotated[int, typer.Option("-n", "--count", help="Number of samples per run.")] = 64,
-    length: Length = None,
-    sweep: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Values of a sampling option to compare: steps=16,32,64, temperature=0.8,1, sampler=…, eta=…. "
-            "Repeat it for a grid."
-        ),
-    ] = None,
-    molecules: Annotated[
-        bool,
-        typer.Option(
-            "--molecules",
-            help="Count valid, unique and novel molecules among samples that are SMILES; --judge is then optional. "
-            "Implied, without --judge, for runs trained on .smi and .smiles files.",
-        ),
-    ] = False,
-    known: Annotated[
-        Path | None,
-        typer.Option(help="Molecules that are not novel (.smi, .txt, a table); by default the run's training data."),
-    ] = None,
-    mauve: Annotated[
-        Path | None, typer.Option(help="Human texts (.txt, .jsonl) to compute MAUVE against, in the judge's features.")
-    ] = None,
-    first_token: Annotated[
-        str | None,
-        typer.Option(
-            help="skipped: not scored, as in published tables (default of Hugging Face judges); scored: scored given "
-            "the judge's start token (default of our runs)."
-        ),
-    ] = None,
-    ids: Annotated[
-        bool, typer.Option("--ids", help="Score the sampled token ids themselves; the judge must have the same tokens.")
-    ] = False,
-    truncate: Annotated[
-        bool, typer.Option("--truncate", help="Truncate samples to the judge's context instead of refusing them.")
-    ] = False,
-    draw_precision: Annotated[
-        str | None,
-        typer.Option(help="Precision with which the samples of a file were drawn, if the file does not state it."),
-    ] = None,
-    judge_precision: Annotated[
-        str | None,
-        typer.Option(
-            help="Precision of the judge: float32, bfloat16 or, for a Hugging Face judge, float64. By default float32; "
-            "on a GPU bfloat16 if the measured difference is below a tenth of the standard error."
-        ),
-    ] = None,
-    judge_batch: Annotated[int, typer.Option(help="Samples scored at a time; affects speed and memory only.")] = 8,
-    batch: Batch = 16,
-    save: Annotated[Path | None, typer.Option(help="File for the generated samples (.jsonl).")] = None,
-    out: Annotated[
-        list[Path] | None,
-        typer.Option(help="Plot of quality against cost and entropy (.png), or the results (.jsonl). Repeatable."),
-    ] = None,
-    as_json: AsJson = False,
-    device: Device = None,
-    network: Networks = None,
+    *,
+    judge: str | None = None,
+    count: int = 64,
+    length: int | None = None,
+    sweep: list[str] | None = None,
+    molecules: bool = False,
+    known: Path | None = None,
+    mauve: Path | None = None,
+    first_token: str | None = None,
+    ids: bool = False,
+    truncate: bool = False,
+    draw_precision: str | None = None,
+    judge_precision: str | None = None,
+    judge_batch: int = 8,
+    batch: int = 16,
+    save: Path | None = None,
+    out: list[Path] | None = None,
+    as_json: bool = False,
+    device: str | None = None,
+    network: list[str] | None = None,
     **settings: Any,
 ) -> None:
     """Measure sample quality: generative perplexity under a judge model, entropy, diversity, MAUVE; valid molecules.
@@ -134,6 +71,27 @@ def quality(
     - `sedd quality run --molecules -n 1000`
     - `sedd quality samples.jsonl --judge ar-run --json > a.json`
     - `sedd quality a.json b.json`
+
+    Args:
+        judge: Model that scores the samples: a Hugging Face causal language model (folder, .gguf file, Hub name), or an
+            autoregressive run.
+        count (-n --count): Number of samples per run.
+        sweep: Values of a sampling option to compare: steps=16,32,64, temperature=0.8,1, sampler=…, eta=…. Repeat it
+            for a grid.
+        molecules: Count valid, unique and novel molecules among samples that are SMILES; --judge is then optional.
+            Implied, without --judge, for runs trained on .smi and .smiles files.
+        known: Molecules that are not novel (.smi, .txt, a table); by default the run's training data.
+        mauve: Human texts (.txt, .jsonl) to compute MAUVE against, in the judge's features.
+        first_token: skipped: not scored, as in published tables (default of Hugging Face judges); scored: scored given
+            the judge's start token (default of our runs).
+        ids: Score the sampled token ids themselves; the judge must have the same tokens.
+        truncate: Truncate samples to the judge's context instead of refusing them.
+        draw_precision: Precision with which the samples of a file were drawn, if the file does not state it.
+        judge_precision: Precision of the judge: float32, bfloat16 or, for a Hugging Face judge, float64. By default
+            float32; on a GPU bfloat16 if the measured difference is below a tenth of the standard error.
+        judge_batch: Samples scored at a time; affects speed and memory only.
+        save: File for the generated samples (.jsonl).
+        out: Plot of quality against cost and entropy (.png), or the results (.jsonl). Repeatable.
     """
     from sedd import samplers
     from sedd.evaluation.quality import judges, results
@@ -144,17 +102,13 @@ def quality(
 
     sampling = sampling_settings(settings)
     for path in out or []:
-        _check_writable(path, PICTURES + RECORDS)
+        _check_out(path, PICTURES + RECORDS)
     if save is not None:
-        _check_writable(save, RECORDS[1:])
-    paths = [_find_input(path) for path in inputs] if inputs else [find_model(None)]
+        _check_out(save, RECORDS[1:])
+    paths = [_find_input(path) for path in inputs] if inputs else [root.find_model(None)]
     swept = sample_sets.parse_sweeps(sweep or [])
     points = sample_sets.sweep_points(sample_sets.SweepPoint(sampling, length), swept)
     molecules = molecules or (judge is None and all(_is_molecule_run(path) for path in paths))
-    check_count("count", count, most=MAX_SAMPLES)
-    check_count("batch", batch)
-    check_choice("first-token", first_token or "skipped", judges.SKIPS_FIRST_TOKEN)
-    check_choice("judge-precision", judge_precision or "float32", judges.PRECISIONS)
     if save is not None and (len(paths) > 1 or len(points) > 1):
         raise ValueError("save takes the samples of one run and one setting; leave out other inputs and --sweep")
     if judge is None and molecules and any(path.suffix in PICTURES for path in out or []):
@@ -163,8 +117,11 @@ def quality(
         raise ValueError(f"known is {known}, and there are no molecules to compare with it; add --molecules")
     stored = [results.read_results(path) for path in paths]
     if judge is None and not molecules and None in stored:
-        raise ValueError(NO_JUDGE)
-    announce(_describe(paths, count, len(points), judge, molecules))
+        raise ValueError(
+            "samples need a judge; name a Hugging Face model or an autoregressive run with --judge, or, for molecules, "
+            "add --molecules"
+        )
+    root.announce(_describe(paths, count, len(points), judge, molecules))
     where = str(resolve_device(device))
 
     def sample_sets_of(path: Path) -> "Iterator[SampleSet]":
@@ -175,7 +132,7 @@ def quality(
             prompts = [samplers.blank_prompt(loaded, count, point.length) for point in points]
 
             def draw(run: samplers.SamplingRun, prompt: samplers.Prompt) -> "SampleSet":
-                with stderr_progress(f"sampling {path}") as on_progress:
+                with progress_on_stderr(f"sampling {path}") as on_progress:
                     return sample_sets.generate_samples(loaded, run, prompt, batch, str(path), on_progress)
 
             return map(draw, runs, prompts)
@@ -199,12 +156,12 @@ def quality(
         if isinstance(item, dict):
             return item
         if save is not None:
-            with writing_to(save):
+            with root.writing_to(save):
                 sample_sets.write_samples(item, save)
         if scorer is None:
             record = results.sampling_record(item)
         else:
-            with stderr_progress(f"scoring {item.source}") as on_progress:
+            with progress_on_stderr(f"scoring {item.source}") as on_progress:
                 options: Any = {"by_ids": ids, "truncate": truncate, "reference": reference, "batch": judge_batch}
                 record = results.evaluate_samples(item, scorer, on_progress=on_progress, **options)
         if molecules:
@@ -216,6 +173,13 @@ def quality(
     _report([evaluate(item) for items in work for item in items], [*swept], out or [], as_json)
 
 
+def _check_out(path: Path, kinds: Sequence[str]) -> None:
+    """Raise ValueError, before any work, if ``path`` cannot be written."""
+    if path.suffix not in kinds:
+        raise ValueError(f"{path} cannot be written; the name must end in {' or '.join(kinds)}")
+    root.check_out(path)
+
+
 def _find_input(path: Path) -> Path:
     """Return an input: samples, results or a model at this path, else a bundled model or one on the Hub."""
     from sedd.training import checkpoint
@@ -225,7 +189,7 @@ def _find_input(path: Path) -> Path:
     if found := checkpoint.locate_model(path):
         return found
     if is_repo_id(str(path)):
-        return find_model(path)
+        return root.find_model(path)
     raise ValueError(
         f"{path} does not exist; name the folder of a run, a file of samples, or saved results; {list_built_in()}"
     )
@@ -246,7 +210,7 @@ def _is_molecule_run(path: Path) -> bool:
 def _count_molecules(samples: "SampleSet", known: list[str] | None) -> Record:
     from sedd.evaluation import molecules
 
-    with stderr_progress("comparing with known molecules") as on_progress:
+    with progress_on_stderr("comparing with known molecules") as on_progress:
         found = molecules.measure_molecules([sample.text or "" for sample in samples.samples], known, on_progress)
     return found.as_record() | {"known_molecules": None if known is None else len(known)}
 
@@ -275,21 +239,12 @@ def _describe(paths: Sequence[Path], count: int, settings: int, judge: str | Non
     """Return what is measured, and by what: run: 64 samples, judge gpt2; samples.jsonl, judge gpt2."""
     return ", ".join(
         [
-            *(model_name(path) + (f": {count_of(count, 'sample')}" if path.is_dir() else "") for path in paths),
+            *(root.model_name(path) + (f": {count_of(count, 'sample')}" if path.is_dir() else "") for path in paths),
             *([count_of(settings, "setting") + " of sampling"] if settings > 1 else []),
             *([f"judge {judge}"] if judge else []),
             *(["molecules"] if molecules else []),
         ]
     )
-
-
-def _check_writable(path: Path, kinds: Sequence[str]) -> None:
-    """Raise ValueError, before any work, if ``path`` cannot be written."""
-    if path.suffix not in kinds:
-        raise ValueError(f"{path} cannot be written; the name must end in {' or '.join(kinds)}")
-    if not path.parent.is_dir():
-        raise ValueError(f"{path.parent} does not exist; make it, or choose another folder for {path.name}")
-    check_out(path)
 
 
 IDENTIFYING = ("source", "sampler", "steps")
@@ -300,6 +255,8 @@ METRICS = (
 """Columns of the table, as far as the records have them."""
 SETTINGS = ("temperature", "top_p", "top_k", "grid", "options", "label", "guidance", "length", "seed")
 """Settings of sampling: columns of the table where they differ."""
+COUNTS = ("samples", "tokens", "truncated", "known_molecules")
+"""Shown below the metrics of a single record."""
 COSTS = ("nfe", "seconds_per_sample", "draw_precision")
 
 
@@ -318,15 +275,14 @@ def _report(records: list[Record], swept: list[str], out: list[Path], as_json: b
     rows = quality_table(records, columns)
     for path in out:
         if path.suffix in PICTURES:
-            plot.save_png(plot_quality(records, swept), path)
+            with root.writing_to(path):
+                plot.save_png(plot_quality(records, swept), path)
         else:
-            with writing_to(path):
-                files.write_text(path, "".join(json.dumps(record) + "\n" for record in records))
+            root.write_records(records, path)
     for warning in comparison_warnings(records):
         warn(warning)
     if as_json:
-        for record in records:
-            print(json.dumps(record))
+        root.print_records(records)
     else:
         _print(records, columns, rows)
 
@@ -335,9 +291,9 @@ def _print(records: list[Record], columns: list[str], found: list[list[Any]]) ->
     """Print what the numbers depend on, then one record as a line per number, or several as a table."""
     if judged := next((record for record in records if "judge" in record), None):
         about = f"judge {judged['judge']} in {judged['judge_precision']}, first token {judged['first_token']}"
-        show(f"{about}; in the judge's tokens, entropy in nats")
+        root.show(f"{about}; in the judge's tokens, entropy in nats")
     if counted := next((record for record in records if "validity" in record), None):
-        show(
+        root.show(
             f"molecules by RDKit {counted['rdkit_version']}, in any spelling"
             if counted["validity_by"] == "RDKit"
             else "molecules by the syntax of SMILES alone, as text; with RDKit also by valence, in any spelling: "
@@ -347,16 +303,12 @@ def _print(records: list[Record], columns: list[str], found: list[list[Any]]) ->
         [_format(value, record.get(f"stderr_{name}")) for name, value in zip(columns, row, strict=True)]
         for record, row in zip(records, found, strict=True)
     ]
-    heads, first = [name.replace("_", " ") for name in columns], records[0]
-    if len(cells) == 1:
-        for head, cell in zip(heads, cells[0], strict=True):
-            show(f"{head:22s} {cell}")
-        for name in ("samples", "tokens", "truncated", "known_molecules"):
-            if first.get(name) is not None:
-                show(f"{name.replace('_', ' '):22s} {first[name]}")
+    if len(cells) > 1:
+        root.print_table(columns, cells)
         return
-    for row in (heads, ["---"] * len(heads), *cells):
-        show(f"| {' | '.join(row)} |")
+    counts = {name: str(records[0].get(name)) for name in COUNTS if records[0].get(name) is not None}
+    for name, cell in (*zip(columns, cells[0], strict=True), *counts.items()):
+        root.show(f"{name.replace('_', ' '):22s} {cell}")
 
 
 def _format(value: Any, stderr: float | None) -> str:

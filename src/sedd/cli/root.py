@@ -10,21 +10,19 @@ import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_origin
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from sedd import __version__, models, registry
+from sedd import __version__, files, models, registry
 from sedd.runtime.launch import find_launch
-from sedd.schema import MAX_COUNT, MAX_SAMPLES, MAX_VOCABULARY, check_choice, check_count
+from sedd.schema import MAX_COUNT, MAX_SAMPLES, MAX_VOCABULARY, check_choice, check_count, check_seed
 from sedd.terminal import visible, warn
 from sedd.training import networks
 from sedd.training.config import PRECISIONS
-from sedd.training.progress import progress_on_stderr
 
 F = TypeVar("F", bound=Callable[..., Any])
-stderr_progress = progress_on_stderr
 
 ORDER = (
     "train sample infill trace serve eval score quality compare audit report info plan runs data cache import export "
@@ -38,7 +36,16 @@ LIMITS: Mapping[str, int] = {
     "top_k": MAX_VOCABULARY,
 }
 """The largest values of options that count; of the others `schema.MAX_COUNT`."""
-NO_COUNTS = ("seed", "port")
+LEAST: Mapping[str, int] = {"count": 1, "batch": 1, "samples": 0}
+"""The smallest values of options that count, where what takes them does not check it."""
+CHOICES: Mapping[str, Sequence[str]] = {
+    "precision": PRECISIONS,
+    "judge_precision": (*PRECISIONS, "float64"),
+    "first_token": ("skipped", "scored"),
+    "estimator": ("bound", "any-order", "forward", "backward", "random"),  # which of them fit depends on the model
+    "format": ("sedd", "radd", "mdlm"),  # the keys of `hub.convert.LAYOUTS`
+}
+"""The values of options that have a choice."""
 
 
 class _PlainFlags:
@@ -53,20 +60,34 @@ class _PlainFlags:
 
 
 class Command(_PlainFlags, TyperCommand):
-    """A command whose integers are checked against `LIMITS`."""
+    """A command whose options are checked."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Reject counts above their limits, then run; the configuration of train and plan has limits of its own."""
-        if self.name not in ("train", "plan") or ctx.parent.parent is not None:
+        """Reject wrong options, then run; the configuration of train and plan has limits of its own."""
+        check_device(ctx.params.get("device"))
+        if self.name not in ("train", "plan"):
             check_limits(ctx.params)
+            for name in ctx.params.get("network") or ():
+                networks.allow(name)
         return super().invoke(ctx)
 
 
 def check_limits(options: Mapping[str, Any]) -> None:
-    """Reject an integer above its limit in `LIMITS`, by default `schema.MAX_COUNT`."""
+    """Reject integers outside of `LEAST` and `LIMITS`, seeds that no generator takes, and what is not in `CHOICES`."""
     for name, value in options.items():
-        if isinstance(value, int) and name not in NO_COUNTS:
-            check_count(name.replace("_", "-"), value, -math.inf, LIMITS.get(name, MAX_COUNT))
+        shown = name.replace("_", "-")
+        if name == "seed":
+            check_seed(value)
+        elif isinstance(value, int) and name != "port":
+            check_count(shown, value, LEAST.get(name, -math.inf), LIMITS.get(name, MAX_COUNT))
+        elif value is not None and name in CHOICES:
+            check_choice(shown, value, CHOICES[name])
+
+
+def check_device(name: str | None) -> None:
+    """Reject an invalid device name."""
+    if name is not None and re.fullmatch(r"cpu|mps|cuda(:\d+)?", name) is None:
+        raise ValueError(f"device is {name!r}; choose one of cpu, cuda, cuda:N, mps")
 
 
 class Group(_PlainFlags, TyperGroup):
@@ -98,19 +119,8 @@ def _visible_usage_errors() -> Iterator[None]:
         raise
 
 
-class App(typer.Typer):
-    """A Typer application of such commands."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**{"cls": Group, **options})
-
-    def command(self, *args: Any, **options: Any) -> Callable[[F], F]:
-        """Register a command."""
-        return super().command(*args, **{"cls": Command, **options})
-
-
 BUNDLED = models.built_in_names()
-app = App(
+app = typer.Typer(
     cls=_Root,
     help="Score entropy discrete diffusion: train, sample and evaluate diffusion models of text and other sequences.",
     no_args_is_help=True,
@@ -139,73 +149,93 @@ def _root(
 # Options ---------------------------------------------------------------------------------------------------
 
 
+def command(name: str | None = None, group: typer.Typer = app, **settings: Any) -> Callable[[F], F]:
+    """Register a function, whose parameters are declared as `parameters` reads them, as a command."""
+
+    def register(function: F) -> F:
+        about, _, _ = _parts(function)
+        declared = _with_parameters(function, parameters(function))
+        return group.command(name, cls=Command, help=about, **settings)(declared)
+
+    return register
+
+
+def parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    """Return the parameters of a function for Typer: those before ``*`` are arguments, those after it options.
+
+    Their help is in ``Args:`` of its docstring, or in `COMMON`. Spellings of an option may follow its name there, in
+    parentheses.
+    """
+    documented = COMMON | _read_help(_parts(function)[2])
+
+    def declare(parameter: inspect.Parameter) -> inspect.Parameter:
+        if get_origin(parameter.annotation) is Annotated or parameter.name not in documented:
+            return parameter
+        spelt, text = documented[parameter.name]
+        if parameter.default is False and not spelt:
+            spelt = [f"--{parameter.name.replace('_', '-')}"]  # without a --no- that Typer would add
+        is_option = parameter.kind is parameter.KEYWORD_ONLY
+        info = typer.Option(*spelt, help=text) if is_option else typer.Argument(help=text)
+        return parameter.replace(annotation=Annotated[parameter.annotation, info])
+
+    return [*map(declare, inspect.signature(function).parameters.values())]
+
+
+def keywords(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    """Return the options of a function, for a command that passes them on to it."""
+    return [parameter for parameter in parameters(function) if parameter.kind is parameter.KEYWORD_ONLY]
+
+
 def takes(options: Iterable[inspect.Parameter]) -> Callable[[F], F]:
     """Let a function take these options, by name, as its ``**`` parameter."""
     added = list(options)
 
     def change(function: F) -> F:
         *own, _ = inspect.signature(function).parameters.values()
-        keywords = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in added]
-        parameters = {parameter.name: parameter for parameter in (*own, *keywords)}
-        function.__signature__ = inspect.Signature(list(parameters.values()))  # type: ignore[attr-defined]
-        function.__annotations__ = {name: parameter.annotation for name, parameter in parameters.items()}
-        return function
+        return _with_parameters(function, [*own, *added])
 
     return change
 
 
-def keywords(function: Callable[..., Any]) -> list[inspect.Parameter]:
-    """Return the parameters of a function that are passed by name only: options of the command that calls it."""
-    return [p for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY]
+def _with_parameters(function: F, declared: Sequence[inspect.Parameter]) -> F:
+    """Set the signature of a function, which Typer reads."""
+    function.__signature__ = inspect.Signature(declared)  # type: ignore[attr-defined]
+    function.__annotations__ = {parameter.name: parameter.annotation for parameter in declared}
+    return function
 
 
-def list_names(names: registry.Registry, default: str | None = None, hidden: Collection[str] = ()) -> str:
-    """List the names of a registry for a help text, but not ``hidden``; other packages may have added some."""
-    shown = (name for name in names.names if name not in hidden)
-    return ", ".join(f"{name} (default)" if name == default else name for name in shown)
+def _parts(function: Callable[..., Any]) -> tuple[str, str, str]:
+    """Split a docstring at ``Args:``."""
+    return (inspect.getdoc(function) or "").partition("\n\nArgs:\n")
 
 
-def _find_model(context: typer.Context, name: Path | None) -> Path | None:
-    return name if context.resilient_parsing else find_model(name)
+def _read_help(text: str) -> dict[str, tuple[list[str], str]]:
+    """Return the spellings and the help of parameters by name, from the section ``Args:`` of a docstring."""
+    _, *parts = re.split(r"^ {4}(\w+)(?: \((.+?)\))?: ", text, flags=re.MULTILINE)
+    columns = zip(parts[::3], parts[1::3], parts[2::3], strict=True)
+    return {name: ((spelt or "").split(), " ".join(help.split())) for name, spelt, help in columns}
 
 
-def _allow_networks(names: list[str] | None) -> list[str] | None:
-    for name in names or ():
-        networks.allow(name)
-    return names
-
-
-def _check_device(name: str | None) -> str | None:
-    if name is not None and re.fullmatch(r"cpu|mps|cuda(:\d+)?", name) is None:
-        raise ValueError(f"device is {name!r}; choose one of cpu, cuda, cuda:N, mps")
-    return name
-
-
-def check_batch(value: int | None) -> int | None:
-    """Reject a batch without a sequence; None: as many as suit the device."""
-    if value is not None:
-        check_count("batch", value)
-    return value
-
-
-def check_precision(precision: str | None) -> str | None:
-    """Reject a precision that inference does not have."""
-    if precision is not None:
-        check_choice("precision", precision, PRECISIONS)
-    return precision
-
-
+COMMON = _read_help(f"""
+    network: Import this network, which a model names that you did not train here: my_package:MyNet. Repeatable.
+    tokenizer: Tokenizer: {", ".join(["bytes", "chars", "bpe:SIZE", "gpt2", "ints", *registry.TOKENIZERS.plugins])}, or
+        the path of a tokenizer.json; chars is fitted to the data, bpe to what is not held out. By default that of the
+        recipe; sedd train without a recipe chooses one for the data; else bytes.
+    packing: packed (default): one token stream, cut into blocks; lines: one training sequence per line or row.
+    label: Column of a table that holds the label of each row; implies --packing lines.
+    column: Column of a table that holds the text; by default recognized by its name.
+    encoding: Encoding of text files, such as latin-1; by default utf-8; a tokenizer of bytes needs none.
+    length: Tokens per sample; by default the model's sequence length.
+    batch: Samples drawn at a time; affects speed and memory only.
+    device: cpu, cuda or cuda:N; by default the GPU if there is one.
+    precision: Precision of matrix products: float32 or bfloat16; by default, on a GPU, that of training.
+    as_json (--json): Print JSON records, one per line.
+""")
+"""Options of several commands."""
 SOURCES_HELP = (
     "Files or folders (.txt .jsonl .json .csv .parquet .smi .fasta .npy .bin .ds, also compressed), hf:NAME[:SPLIT] (a "
     "Hugging Face dataset)"
 )
-TOKENIZER_HELP = (
-    f"Tokenizer: {', '.join(['bytes', 'chars', 'bpe:SIZE', 'gpt2', 'ints', *registry.TOKENIZERS.plugins])}, "
-    "or the path of a tokenizer.json; chars is fitted to the data, bpe to what is not held out. By default that of the "
-    "recipe; sedd train without a recipe chooses one for the data; else bytes."
-)
-PACKING_HELP = "packed (default): one token stream, cut into blocks; lines: one training sequence per line or row."
-LABEL_HELP = "Column of a table that holds the label of each row; implies --packing lines."
 MODEL_HELP = (
     "Folder of a run, whose best checkpoint is used, of one of its checkpoints, or of an imported model; or a name on "
     "the Hugging Face Hub, owner/name" + (f"; or a bundled model: {', '.join(BUNDLED)}." if BUNDLED else ".")
@@ -218,41 +248,22 @@ if models.DEFAULT in BUNDLED:
         f"owner/name; else {models.DEFAULT} is used."
     )
 
-_model = {"show_default": False, "autocompletion": models.built_in_names}
+
+def _find_model(context: typer.Context, name: Path | None) -> Path | None:
+    return name if context.resilient_parsing else find_model(name)
+
+
+_model: dict[str, Any] = {"show_default": False, "autocompletion": models.built_in_names}
 ModelFolder = Annotated[Path, typer.Argument(help=MODEL_HELP, callback=_find_model, **_model)]
 OptionalModel = Annotated[Path | None, typer.Argument(help=MODEL_HELP + DEFAULT_HELP, callback=_find_model, **_model)]
 FirstModel = Annotated[str | None, typer.Argument(metavar="MODEL", help=MODEL_HELP + FIRST_HELP, **_model)]
 """A model that may be left out before other arguments; `split_model` tells them apart."""
-Networks = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--network",
-        callback=_allow_networks,
-        help="Import this network, which a model names that you did not train here: my_package:MyNet. Repeatable.",
-    ),
-]
-Column = Annotated[
-    str | None, typer.Option(help="Column of a table that holds the text; by default recognized by its name.")
-]
-Encoding = Annotated[
-    str | None,
-    typer.Option(help="Encoding of text files, such as latin-1; by default utf-8; a tokenizer of bytes needs none."),
-]
-Device = Annotated[
-    str | None, typer.Option(callback=_check_device, help="cpu, cuda or cuda:N; by default the GPU if there is one.")
-]
-ModelDevice = Annotated[
-    str | None,
-    typer.Option(callback=_check_device, help="cpu, cuda, cuda:N or mps; by default the GPU of CUDA if there is one."),
-]
-Precision = Annotated[
-    str | None,
-    typer.Option(
-        help="Precision of matrix products: float32 or bfloat16; by default, on a GPU, that of training.",
-        callback=check_precision,
-    ),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON records, one per line.")]
+
+
+def list_names(names: registry.Registry, default: str | None = None, hidden: Collection[str] = ()) -> str:
+    """List the names of a registry for a help text, but not ``hidden``; other packages may have added some."""
+    shown = (name for name in names.names if name not in hidden)
+    return ", ".join(f"{name} (default)" if name == default else name for name in shown)
 
 
 # Output ----------------------------------------------------------------------------------------------------
@@ -261,11 +272,30 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON records, one pe
 def print_record(record: dict[str, Any], as_json: bool) -> None:
     """Print a record as one line per entry, or as JSON."""
     if as_json:
-        print(json.dumps(record))
+        print_records([record])
         return
     for name, value in record.items():
         shown = f"{value:,}" if isinstance(value, int) else f"{value:,.1f}" if isinstance(value, float) else value
         show(f"{name.replace('_', ' '):26s} {shown}")
+
+
+def print_records(records: Iterable[dict[str, Any]]) -> None:
+    """Print records as JSON, one per line."""
+    for record in records:
+        print(json.dumps(record))
+
+
+def write_records(records: Iterable[dict[str, Any]], out: Path) -> None:
+    """Write records as JSON, one per line, to a file."""
+    with writing_to(out):
+        files.write_text(out, "".join(f"{json.dumps(record)}\n" for record in records))
+
+
+def print_table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
+    """Print a Markdown table."""
+    heads = [name.replace("_", " ") for name in heads]
+    for cells in (heads, ["---"] * len(heads), *rows):
+        show(f"| {' | '.join(cells)} |")
 
 
 def show(text: str) -> None:
@@ -296,24 +326,18 @@ def check_out(out: Path) -> None:
     if out.exists() and not out.is_file():  # a device, such as /dev/null
         return
     folder = next(path for path in out.absolute().parents if path.exists())
-    with _writing_to(folder):
+    with writing_to(folder):
         tempfile.TemporaryFile(dir=folder).close()
 
 
 @contextmanager
 def writing_to(out: Path) -> Iterator[None]:
     """Create the folder of ``out``; raise ValueError if it cannot be written to."""
-    with _writing_to(out):
+    try:
         out.parent.mkdir(parents=True, exist_ok=True)
         yield
-
-
-@contextmanager
-def _writing_to(path: Path) -> Iterator[None]:
-    try:
-        yield
     except OSError as error:
-        raise ValueError(f"{path} cannot be written to ({error.strerror}); choose another --out") from None
+        raise ValueError(f"{out} cannot be written to ({error.strerror}); choose another --out") from None
 
 
 # Models ----------------------------------------------------------------------------------------------------

@@ -1,54 +1,41 @@
 """``sedd runs``, ``sedd compare`` and ``sedd report``: what runs have stored, side by side or on one page."""
 
-import json
 import os
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from sedd import files
-from sedd.cli.evaluate import Batch, Draws, ProtocolName, Seed, check_data, check_options
-from sedd.cli.root import (
-    AsJson,
-    Device,
-    Networks,
-    announce,
-    app,
-    check_out,
-    count_of,
-    print_record,
-    show,
-    stderr_progress,
-    writing_to,
-)
-from sedd.schema import check_count, is_of_type
+from sedd.cli import root
+from sedd.cli.evaluate import ProtocolName, check_data, check_options, likelihood_options
+from sedd.cli.root import count_of
+from sedd.schema import is_of_type
 from sedd.terminal import visible, warn
+from sedd.training.progress import progress_on_stderr
 
 Run = dict[str, Any]
 COLUMNS = ("run", "data", "objective", "parameters", "step", "best_bound", "date")
 
 
-@app.command()
-def runs(
-    folder: Annotated[Path, typer.Argument(help="Folder to search, with all folders in it.")] = Path("."),
-    as_json: AsJson = False,
-) -> None:
+@root.command()
+def runs(folder: Path = Path("."), *, as_json: bool = False) -> None:
     """List the runs below a folder, the newest first: data, parameters, steps, best validation bound, date.
 
     The bound is in nats per token; runs on different data or with different tokenizers cannot be compared by it.
+
+    Args:
+        folder: Folder to search, with all folders in it.
     """
     if not folder.is_dir():
         raise ValueError(f"{folder} is not a folder; name one that holds runs")
     found = sorted((_describe(path, folder) for path in _find(folder)), key=lambda run: run["date"], reverse=True)
     if as_json:
-        for run in found:
-            print(json.dumps(run))
+        root.print_records(found)
         return
     if not found:
         raise ValueError(f"there is no run in {folder} or below it; train one with: sedd train FILE --out {folder}/run")
@@ -113,26 +100,26 @@ def _cell(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:.4f}" if isinstance(value, float) else str(value)
 
 
-@app.command()
+@root.command()
+@root.takes(option for option in likelihood_options if option.name in ("draws", "batch", "device", "network", "seed"))
 def compare(
-    runs: Annotated[list[Path], typer.Argument(help="Folders of runs.")],
-    data: Annotated[
-        str | None,
-        typer.Option(help="Text to evaluate the runs on; by default the validation split of their data."),
-    ] = None,
+    runs: list[Path],
+    *,
+    data: str | None = None,
     protocol: ProtocolName = None,
-    draws: Draws = None,
-    batch: Batch = None,
-    device: Device = None,
-    network: Networks = None,
-    seed: Seed = 0,
-    plot: Annotated[Path, typer.Option(help="Plot to write: .png, or .html for a page.")] = Path("compare.png"),
-    as_json: AsJson = False,
+    plot: Path = Path("compare.png"),
+    as_json: bool = False,
+    **options: Any,
 ) -> None:
     """Compare runs: a table of validation bounds with standard errors, and a plot of the training curves.
 
     All runs are evaluated on the same text by the same protocol; runs trained on different data need --data. Runs that
     differ by their seed alone also have a row with their mean ± standard deviation. What else differs is named.
+
+    Args:
+        runs: Folders of runs.
+        data: Text to evaluate the runs on; by default the validation split of their data.
+        plot: Plot to write: .png, or .html for a page.
     """
     from sedd import evaluation
     from sedd.evaluation import compare as comparison
@@ -140,15 +127,15 @@ def compare(
 
     chosen = evaluation.get_protocol(protocol or ("strict" if data else "held-out"))
     path, curves = comparison.check_plot_path(plot), [comparison.read_curve(run) for run in runs]
-    check_out(path)
-    where = check_data(data, chosen)
+    root.check_out(path)
+    where, draws, seed = check_data(data, chosen), options["draws"], options["seed"]
     # diffusion models have draws, and one of them is enough
-    how = max((check_options(run, chosen, draws=draws)[1] for run in runs), key=lambda how: "draw" in how)
-    announce(f"{', '.join(map(str, runs))}: {where}, protocol {chosen.name}, {how}, seed {seed}")
+    how = max((check_options(run, chosen, draws=draws)[1][-1] for run in runs), key=lambda how: "draw" in how)
+    root.announce(f"{', '.join(map(str, runs))}: {where}, protocol {chosen.name}, {how}, seed {seed}")
     from sedd.loading import LoadedModel, load_model
     from sedd.runtime import distributed
 
-    with distributed.process_group(device) as ranks:
+    with distributed.process_group(options["device"]) as ranks:
 
         @checkpoint.retry_if_pruned
         def load(run: Path | str) -> tuple[LoadedModel, Run]:
@@ -160,50 +147,52 @@ def compare(
         texts = [text for model in models for text in evaluation.load_corpora(model, data, chosen, advice=advice)]
         comparison.require_same_data([str(run) for run in runs], texts)
         for run, model, state, corpus in zip(runs, models, states, texts, strict=True):
-            with stderr_progress(str(run), shown=ranks.is_main) as on_progress:
-                record = evaluation.evaluate(
-                    model, corpus, chosen, ranks, draws=draws, batch=batch, seed=seed, on_progress=on_progress
-                )
+            with progress_on_stderr(str(run), shown=ranks.is_main) as on_progress:
+                how_many: Run = {"draws": draws, "batch": options["batch"], "seed": seed, "on_progress": on_progress}
+                record = evaluation.evaluate(model, corpus, chosen, ranks, **how_many)
             rows.append(comparison.run_record(run, model, state, record))
-        first = ranks.is_main
-    if first:
+    if ranks.is_main:
         configs = [model.config for model in models]
         means = comparison.seed_means(rows, configs)
         comparison.write_comparison(rows, means, curves, path)
         if difference := comparison.describe_differences(configs, [row["parameters"] for row in rows]):
             warn(difference)
         if as_json:
-            for row in rows:
-                print(json.dumps(row))
-            return
-        header = [name.replace("_", " ") for name in comparison.COLUMNS]
-        for words in (header, ["---"] * len(header), *comparison.table_cells([*rows, *means])):
-            show(f"| {' | '.join(words)} |")
+            root.print_records(rows)
+        else:
+            root.print_table(comparison.COLUMNS, comparison.table_cells([*rows, *means]))
 
 
-@app.command()
+@root.command()
 def report(
-    run: Annotated[Path, typer.Argument(help="Folder of a run, finished or not.")],
-    out: Annotated[Path | None, typer.Option(help="Page to write; by default report.html in the run's folder.")] = None,
-    samples: Annotated[int, typer.Option(help="Number of samples to show.")] = 4,
-    seed: Annotated[int, typer.Option(help="Random seed of the samples, if they are generated now.")] = 0,
-    device: Device = None,
-    network: Networks = None,
-    as_json: AsJson = False,
+    run: Path,
+    *,
+    out: Path | None = None,
+    samples: int = 4,
+    seed: int = 0,
+    device: str | None = None,
+    network: list[str] | None = None,
+    as_json: bool = False,
 ) -> None:
     """Write an HTML page about a run: training curves, loss by noise level, samples, bound, configuration.
 
     The page is a single file without scripts or external links.
+
+    Args:
+        run: Folder of a run, finished or not.
+        out: Page to write; by default report.html in the run's folder.
+        samples: Number of samples to show.
+        seed: Random seed of the samples, if they are generated now.
     """
     from sedd.evaluation import report as reports
 
     path = out or run / "report.html"
     history = reports.read_run(run)
-    check_out(path)
-    check_count("samples", samples, least=0)
-    announce(f"{run}: {count_of(len(history.records), 'record')} of its log, {count_of(samples, 'sample')}, to {path}")
+    root.check_out(path)
+    what = f"{count_of(len(history.records), 'record')} of its log, {count_of(samples, 'sample')}, to {path}"
+    root.announce(what, run)
     with Console(stderr=True).status("sampling"):
         texts = reports.report_samples(history, samples, seed, device)
-    with writing_to(path):
+    with root.writing_to(path):
         files.write_text(path, reports.render_report(history, texts))
-    print_record({"report": str(path), "step": history.records[-1]["step"], "samples": len(texts.texts)}, as_json)
+    root.print_record({"report": str(path), "step": history.records[-1]["step"], "samples": len(texts.texts)}, as_json)

@@ -16,16 +16,15 @@ from sedd import files
 from sedd.cli import root
 from sedd.cli.root import count_of
 from sedd.sampling_settings import SETTINGS, SamplingSettings, check_length, parse_options, parse_steps
-from sedd.schema import MAX_SAMPLES, check_count
+from sedd.schema import MAX_SAMPLES
 from sedd.terminal import visible
 from sedd.training.config import RunConfig, check_label
+from sedd.training.progress import progress_on_stderr
 
 if TYPE_CHECKING:
     from sedd.loading import LoadedModel
     from sedd.samplers import GeneratedSequence, Prompt, SamplingRun
 
-Length = Annotated[int | None, typer.Option(help="Tokens per sample; by default the model's sequence length.")]
-Batch = Annotated[int, typer.Option(help="Samples drawn at a time; affects speed and memory only.")]
 OPTION_HELP = (
     "Option of one sampler: theta=0.5 for theta; sites=2 for gibbs; strategy=loop or eta=0.02 for remask; "
     "direction=forward for ordered; bound=0.1 for entropy; pad=-1 for confidence or entropy, to reveal padding as any "
@@ -86,21 +85,22 @@ def _prepare(
     batch: int,
     out: Path | None,
     *,
-    device: root.ModelDevice = None,
-    network: root.Networks = None,
-    precision: root.Precision = None,
+    device: str | None = None,
+    network: list[str] | None = None,
+    precision: str | None = None,
     **settings: Any,
 ) -> tuple["LoadedModel", "SamplingRun", "Prompt"]:
     """Reject mistakes that show without the weights and announce what is sampled; then load the model.
 
     The prompt has ``count`` samples, or ``count`` of each template.
+
+    Args:
+        device: cpu, cuda, cuda:N or mps; by default the GPU of CUDA if there is one.
     """
     from sedd.training import checkpoint
 
     if out is not None:
         root.check_out(out)
-    check_count("count", count, most=MAX_SAMPLES)
-    check_count("batch", batch)
     sampling = sampling_settings(settings)
     stored = checkpoint.peek_model(model)
     config = stored.config if stored else None
@@ -136,17 +136,19 @@ def _generate(
     length: int | None,
     templates: Sequence[str],
     *,
-    watch: Annotated[bool, typer.Option("--watch", help="Show the texts on stderr as they form.")] = False,
-    as_json: root.AsJson = False,
-    out: Annotated[
-        Path | None, typer.Option(help="File for the texts instead of stdout; JSON records if it ends in .jsonl.")
-    ] = None,
-    batch: Batch = 16,
+    watch: bool = False,
+    as_json: bool = False,
+    out: Path | None = None,
+    batch: int = 16,
     **options: Any,
 ) -> None:
     """Sample, write every text as soon as its batch is done, then print the statistics.
 
     Texts that may hold line ends are separated by a line; those that are shown have their control characters escaped.
+
+    Args:
+        watch: Show the texts on stderr as they form.
+        out: File for the texts instead of stdout; JSON records if it ends in .jsonl.
     """
     loaded, run, prompt = _prepare(model, count, length, templates, batch, out, **options)
     from sedd.tokenizer import Integers
@@ -185,7 +187,7 @@ def _run_batches(
     console, stats = Console(stderr=True), run.stats
     total, grid = len(prompt.given), len(run.times)
     steps = max(1, grid - 1 if grid else int(prompt.blank.sum(-1).max()))  # without a grid, one token per step
-    with root.stderr_progress("sampling", shown=not watch) as on_progress:
+    with progress_on_stderr("sampling", shown=not watch) as on_progress:
         for first in range(0, total, batch):
             part = prompt.rows(slice(first, first + batch)).to(loaded.device)
             size = len(part.given)
@@ -227,32 +229,29 @@ def _split(model: str | None, templates: list[str] | None) -> tuple[Path, list[s
 # Commands --------------------------------------------------------------------------------------------------
 
 
-@root.app.command()
+@root.command()
 @root.takes(root.keywords(_generate))
-def sample(
-    model: root.OptionalModel = None,
-    count: Annotated[int, typer.Option("-n", "--count", help="Number of samples.")] = 4,
-    length: Length = None,
-    **options: Any,
-) -> None:
+def sample(model: root.OptionalModel = None, *, count: int = 4, length: int | None = None, **options: Any) -> None:
     """Generate texts unconditionally, or given a label.
 
     Texts go to stdout, with control characters escaped and a line before each if there are several; --json and --out
     keep them as they are. Statistics go to stderr. The same seed gives the same texts, up to rounding.
+
+    Args:
+        count (-n --count): Number of samples.
     """
     assert model is not None  # its callback returns the default
     _generate(model, count, length, (), **options)
 
 
-@root.app.command()
+@root.command()
 @root.takes(root.keywords(_generate))
 def infill(
     model: root.FirstModel = None,
-    templates: Annotated[
-        list[str] | None, typer.Argument(help="Texts with gaps: 'The {8} sat.' has one gap of eight tokens.")
-    ] = None,
-    file: Annotated[Path | None, typer.Option(help="File with one template per line.")] = None,
-    count: Annotated[int, typer.Option("-n", "--count", help="Number of samples per template.")] = 1,
+    templates: list[str] | None = None,
+    *,
+    file: Path | None = None,
+    count: int = 1,
     **options: Any,
 ) -> None:
     """Fill the gaps of templates: at the beginning, at the end, or anywhere between.
@@ -260,6 +259,11 @@ def infill(
     {n} is a gap of n tokens; a literal brace is written twice. The given text is returned unchanged, but with a BPE
     tokenizer, whose words include the space before them, a space before a gap is left to the gap: 'The {8} sat' may
     become 'The, ... sat'. Under uniform noise the conditional distribution is approximate.
+
+    Args:
+        templates: Texts with gaps: 'The {8} sat.' has one gap of eight tokens.
+        file: File with one template per line.
+        count (-n --count): Number of samples per template.
     """
     folder, given = _split(model, templates)
     given += [line for line in files.read_text(file).splitlines() if line.strip()] if file else []
@@ -268,19 +272,24 @@ def infill(
     _generate(folder, count, None, given, **options)
 
 
-@root.app.command()
+@root.command()
 @root.takes(root.keywords(_prepare))
 def trace(
     model: root.FirstModel = None,
-    templates: Annotated[
-        list[str] | None, typer.Argument(help="Texts with gaps; without any, texts are generated from noise.")
-    ] = None,
-    out: Annotated[Path, typer.Option(help="Picture to write: .html or .png.")] = Path("trace.html"),
-    count: Annotated[int, typer.Option("-n", "--count", help="Number of samples, or of samples per template.")] = 1,
-    length: Length = None,
+    templates: list[str] | None = None,
+    *,
+    out: Path = Path("trace.html"),
+    count: int = 1,
+    length: int | None = None,
     **options: Any,
 ) -> None:
-    """Draw generated texts with each token coloured by the sampling step at which it appeared."""
+    """Draw generated texts with each token coloured by the sampling step at which it appeared.
+
+    Args:
+        templates: Texts with gaps; without any, texts are generated from noise.
+        out: Picture to write: .html or .png.
+        count (-n --count): Number of samples, or of samples per template.
+    """
     if out.suffix not in (".html", ".png"):
         raise ValueError(f"out is {out}; it must end in .html or .png")
     folder, given = _split(model, templates)

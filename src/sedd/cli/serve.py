@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from sedd.cli.root import ModelDevice, Networks, OptionalModel, Precision, announce, app, count_of, model_name
+from sedd.cli import root
 from sedd.extras import require_server
 from sedd.serve.limits import Limits
 from sedd.terminal import visible, warn
@@ -19,44 +19,44 @@ FORCED = 130
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
-@app.command()
+@root.command()
 def serve(
-    model: OptionalModel = None,
-    host: Annotated[str, typer.Option(help="Address to listen on; by default this machine alone can connect.")] = (
-        "127.0.0.1"
-    ),
+    model: root.OptionalModel = None,
+    *,
+    host: str = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0: any that is free.")] = 8321,
-    api_key_file: Annotated[
-        Path | None, typer.Option(help="File of API keys, one per line; requests must then have one of them.")
-    ] = None,
-    name: Annotated[
-        str | None, typer.Option(help="The model's id in requests; by default the name of its folder.")
-    ] = None,
-    slots: Annotated[int, typer.Option(help="Texts that are generated at the same time.")] = Limits.slots,
-    queue: Annotated[int, typer.Option(help="Texts that may wait; further requests are refused.")] = Limits.queue,
-    timeout: Annotated[float, typer.Option(help="Seconds within which a request is answered.")] = Limits.timeout,
-    max_steps: Annotated[int, typer.Option(help="Most sampling steps of a request.")] = Limits.steps,
-    max_texts: Annotated[int, typer.Option(help="Most texts of a request.")] = Limits.rows,
-    max_connections: Annotated[
-        int, typer.Option(help="Most open connections; fewer where the process may not open so many files.")
-    ] = Limits.connections,
-    same_shape: Annotated[
-        bool,
-        typer.Option(
-            "--same-shape",
-            help="Pad every network call to the same number of rows: replies have the same bits at any load, and a "
-            "single request takes as long as many.",
-        ),
-    ] = False,
-    device: ModelDevice = None,
-    network: Networks = None,
-    precision: Precision = None,
+    api_key_file: Path | None = None,
+    name: str | None = None,
+    slots: int = Limits.slots,
+    queue: int = Limits.queue,
+    timeout: float = Limits.timeout,
+    max_steps: int = Limits.steps,
+    max_texts: int = Limits.rows,
+    max_connections: int = Limits.connections,
+    same_shape: bool = False,
+    device: str | None = None,
+    network: list[str] | None = None,
+    precision: str | None = None,
 ) -> None:
     """Serve a model over HTTP: completions as OpenAI's clients send them, infilling, likelihoods.
 
     Requests share each call of the network, whatever their seeds, steps and samplers, and get the texts that `sedd
     sample` and `sedd infill` give with the same seed. It prints its address on stderr, and on SIGTERM, SIGHUP or Ctrl-C
     finishes what it has accepted; a second Ctrl-C cancels it.
+
+    Args:
+        host: Address to listen on; by default this machine alone can connect.
+        api_key_file: File of API keys, one per line; requests must then have one of them.
+        name: The model's id in requests; by default the name of its folder.
+        slots: Texts that are generated at the same time.
+        queue: Texts that may wait; further requests are refused.
+        timeout: Seconds within which a request is answered.
+        max_steps: Most sampling steps of a request.
+        max_texts: Most texts of a request.
+        max_connections: Most open connections; fewer where the process may not open so many files.
+        same_shape: Pad every network call to the same number of rows: replies have the same bits at any load, and a
+            single request takes as long as many.
+        device: cpu, cuda, cuda:N or mps; by default the GPU of CUDA if there is one.
     """
     assert model is not None  # its callback returns the default
     limits = Limits(slots, queue, timeout, max_texts, max_steps, connections=max_connections, same_shape=same_shape)
@@ -64,7 +64,7 @@ def serve(
     with _listen(host, port) as listener:
         shown = f"[{host}]" if ":" in host else host
         address = f"http://{shown}:{listener.getsockname()[1]}"
-        announce(f"loading {model_name(model)} for {address}, {count_of(slots, 'text')} at a time")
+        root.announce(f"loading {root.model_name(model)} for {address}, {root.count_of(slots, 'text')} at a time")
         from sedd.loading import load_model
         from sedd.runtime.device import resolve_device
         from sedd.serve.app import build_app

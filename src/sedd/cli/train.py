@@ -16,7 +16,7 @@ from sedd.terminal import warn
 from sedd.training import recipes
 from sedd.training.config import NOT_FOR_TRAINING, OBJECTIVES, PROCESSES, RunConfig
 from sedd.training.networks import NETWORKS
-from sedd.training.progress import import_tracker, track_run
+from sedd.training.progress import import_tracker, progress_on_stderr, track_run
 
 OBJECTIVE_MEANINGS = {
     "score-entropy": "ratios of probabilities, by the likelihood bound (SEDD)",
@@ -36,13 +36,14 @@ OBJECTIVES_HELP = "Objectives and what they learn, under every process unless on
 )
 
 
-@root.app.command("train", epilog=OBJECTIVES_HELP)
+@root.command("train", epilog=OBJECTIVES_HELP)
 def train_model(
     context: typer.Context,
     sources: Annotated[
         list[str] | None, typer.Argument(help=f"{root.SOURCES_HELP}, or a folder written by sedd data prepare.")
     ] = None,
-    out: Annotated[Path, typer.Option(help="Folder of the run: checkpoints, logs and configuration.")] = Path("run"),
+    *,
+    out: Path = Path("run"),
     recipe: Annotated[
         str | None,
         typer.Option(
@@ -66,13 +67,7 @@ def train_model(
             autocompletion=lambda: list(PROCESSES.names),
         ),
     ] = None,
-    parameterization: Annotated[
-        str | None,
-        typer.Option(
-            help="Network output: score (ratios), mean (the clean token) or, for concrete-score, signed-score (ratios "
-            "of any sign); by default what the objective needs."
-        ),
-    ] = None,
+    parameterization: str | None = None,
     objective: Annotated[
         str | None,
         typer.Option(
@@ -81,53 +76,27 @@ def train_model(
             autocompletion=lambda: TRAINABLE,
         ),
     ] = None,
-    tokenizer: Annotated[str | None, typer.Option(help=root.TOKENIZER_HELP)] = None,
-    packing: Annotated[str | None, typer.Option(help=root.PACKING_HELP)] = None,
-    label: Annotated[str | None, typer.Option(help=root.LABEL_HELP)] = None,
-    column: root.Column = None,
-    encoding: root.Encoding = None,
-    seq_len: Annotated[
-        int | None, typer.Option(help="Tokens per sequence; with --packing lines, longer records are left out.")
-    ] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Sequences per step, over all processes.")] = None,
-    lr: Annotated[float | None, typer.Option(help="Peak learning rate.")] = None,
-    steps: Annotated[
-        int | None,
-        typer.Option(help="Number of training steps; without --steps and --minutes, the recipe's, or 5 minutes."),
-    ] = None,
-    minutes: Annotated[
-        float | None,
-        typer.Option(
-            help="Minutes of training by the wall clock, evaluation and saving not counted; with --steps too, "
-            "whichever limit is reached first."
-        ),
-    ] = None,
-    save_every: Annotated[int | None, typer.Option(help="Training steps between checkpoints.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Random seed of initial weights, data order and noise.")] = None,
-    device: root.Device = None,
-    config: Annotated[
-        Path | None,
-        typer.Option(help="YAML or JSON file of configuration keys, such as a config.json of a run or a model."),
-    ] = None,
-    sets: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="Set any configuration key: --set optim.lr=3e-4. Repeatable."),
-    ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Continue from the newest checkpoint in --out, on the same data.")
-    ] = False,
-    compile: Annotated[
-        bool | None, typer.Option("--compile/--no-compile", help="Compile the network with torch.compile.")
-    ] = None,
-    fsdp: Annotated[bool | None, typer.Option("--fsdp/--no-fsdp", help="Shard weights over processes (FSDP2).")] = None,
-    on_nonfinite: Annotated[
-        str | None, typer.Option(help="What to do at a non-finite loss: stop (default) or skip the step.")
-    ] = None,
-    track: Annotated[
-        str | None,
-        typer.Option(help="Send the log to a tracker too: wandb (Weights & Biases) or trackio; each is an extra."),
-    ] = None,
-    as_json: root.AsJson = False,
+    tokenizer: str | None = None,
+    packing: str | None = None,
+    label: str | None = None,
+    column: str | None = None,
+    encoding: str | None = None,
+    seq_len: int | None = None,
+    batch_size: int | None = None,
+    lr: float | None = None,
+    steps: int | None = None,
+    minutes: float | None = None,
+    save_every: int | None = None,
+    seed: int | None = None,
+    device: str | None = None,
+    config: Path | None = None,
+    sets: list[str] | None = None,
+    resume: bool = False,
+    compile: bool | None = None,
+    fsdp: bool | None = None,
+    on_nonfinite: str | None = None,
+    track: str | None = None,
+    as_json: bool = False,
 ) -> None:
     """Train a model, in one process or, under torchrun, in several.
 
@@ -137,6 +106,26 @@ def train_model(
 
     - `sedd train book.txt --out run --minutes 5`
     - `torchrun --nproc-per-node 8 -m sedd train corpus/ --out run --recipe small`
+
+    Args:
+        out: Folder of the run: checkpoints, logs and configuration.
+        parameterization: Network output: score (ratios), mean (the clean token) or, for concrete-score, signed-score
+            (ratios of any sign); by default what the objective needs.
+        seq_len: Tokens per sequence; with --packing lines, longer records are left out.
+        batch_size: Sequences per step, over all processes.
+        lr: Peak learning rate.
+        steps: Number of training steps; without --steps and --minutes, the recipe's, or 5 minutes.
+        minutes: Minutes of training by the wall clock, evaluation and saving not counted; with --steps too, whichever
+            limit is reached first.
+        save_every: Training steps between checkpoints.
+        seed: Random seed of initial weights, data order and noise.
+        config: YAML or JSON file of configuration keys, such as a config.json of a run or a model.
+        sets (--set): Set any configuration key: --set optim.lr=3e-4. Repeatable.
+        resume: Continue from the newest checkpoint in --out, on the same data.
+        compile: Compile the network with torch.compile.
+        fsdp: Shard weights over processes (FSDP2).
+        on_nonfinite: What to do at a non-finite loss: stop (default) or skip the step.
+        track: Send the log to a tracker too: wandb (Weights & Biases) or trackio; each is an extra.
     """
     from sedd.training import checkpoint
     from sedd.training.overrides import decide_resume
@@ -183,7 +172,7 @@ NOT_PLANNED = ("context", "out", "save_every", "seed", "resume", "compile", "fsd
 """Parameters of ``sedd train`` that ``sedd plan`` does not have."""
 
 
-@root.app.command("plan", epilog=OBJECTIVES_HELP)
+@root.command("plan", epilog=OBJECTIVES_HELP)
 @root.takes(option for name, option in inspect.signature(train_model).parameters.items() if name not in NOT_PLANNED)
 def plan_run(**options: Any) -> None:
     """Estimate a run on this machine within 20 seconds: its steps, characters, memory, time and expected result.
@@ -194,7 +183,7 @@ def plan_run(**options: Any) -> None:
     run_config = _configure(options)
     from sedd.training.dry_run import estimate_cost
 
-    with root.stderr_progress("measuring") as on_progress:
+    with progress_on_stderr("measuring") as on_progress:
         record = estimate_cost(run_config, on_progress, options["device"])
     as_json = options["as_json"]
     if not as_json and "expected_bits_per_char" in record:
