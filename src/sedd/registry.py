@@ -1,13 +1,10 @@
 """Names of schedules, processes, objectives, samplers, tokenizers and networks, and the classes they stand for.
 
 A class is imported when its name is first used: to list the names imports nothing, not even torch. Another package adds
-names through the entry-point groups ``sedd.schedules``, ``sedd.processes``, ``sedd.objectives``, ``sedd.samplers``,
-``sedd.tokenizers`` and ``sedd.networks``:
+names by entry points, as in
 
     [project.entry-points."sedd.samplers"]
     my-sampler = "my_package.samplers:MySampler"
-
-Such names are accepted wherever the built-in ones are.
 """
 
 import inspect
@@ -15,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib.metadata import EntryPoint, entry_points
+from pkgutil import resolve_name
 from typing import Any, final
 
 from sedd.schema import check_choice
@@ -26,14 +24,10 @@ from sedd.terminal import warn
 class Registry:
     """Names of one kind, and the classes or functions that they stand for."""
 
-    kind: str
-    """What the names are names of, for messages: ``schedule``, ``sampler`` …"""
-    built_in: Mapping[str, str]
-    """The names of this package, each with ``module:attribute``."""
-    group: str | None = None
-    """The entry-point group in which other packages add names; None: they cannot."""
-    base: str = "builtins:object"
-    """The class, as ``module:attribute``, that the classes of other packages must be subclasses of."""
+    kind: str  # for messages: ``schedule``, ``sampler`` …
+    built_in: Mapping[str, str]  # each with ``module:attribute``
+    group: str | None = None  # the entry points in which other packages add names; None: they cannot
+    base: str = "builtins:object"  # of which classes of other packages must be subclasses
 
     @cached_property
     def plugins(self) -> Mapping[str, list[EntryPoint]]:
@@ -53,15 +47,15 @@ class Registry:
         """Import the class or function that ``name`` stands for."""
         check_choice(self.kind, name, self.names)
         plugins = self.plugins.get(name, [])
-        packages = " and ".join(f"the package {entry.dist.name if entry.dist else '(unnamed)'}" for entry in plugins)
+        packages = " and ".join(f"the package {entry.dist and entry.dist.name}" for entry in plugins)
         if name in self.built_in:
             if plugins:
                 warn(f"{self.kind} {name} is built in; that of {packages} is ignored")
-            return _import(self.built_in[name])
+            return resolve_name(self.built_in[name])
         if len(plugins) > 1:
             raise ValueError(f"{self.kind} {name} is defined by {packages}; uninstall all but one of them")
         try:
-            found, base = plugins[0].load(), _import(self.base)
+            found, base = plugins[0].load(), resolve_name(self.base)
         except Exception as error:  # whatever goes wrong while another package is imported
             raise ValueError(
                 f"{self.kind} {name} cannot be imported from {packages} ({plugins[0].value}): "
@@ -76,17 +70,11 @@ class Registry:
         found = self.load(name)
         parameters = list(inspect.signature(found).parameters.values())[len(arguments) :]
         named = {p.name: p for p in parameters if p.kind is not p.VAR_KEYWORD}
-        if len(named) == len(parameters) and (unknown := [option for option in options if option not in named]):
-            raise ValueError(
-                f"{self.kind} {name} has no option {', '.join(unknown)}; it takes {', '.join(named) or 'none'}"
-            )
+        if len(named) == len(parameters) and (unknown := ", ".join(sorted(options.keys() - named.keys()))):
+            raise ValueError(f"{self.kind} {name} has no option {unknown}; it takes {', '.join(named) or 'none'}")
         if missing := [option for option, p in named.items() if p.default is p.empty and option not in options]:
             raise ValueError(f"{self.kind} {name} needs {', '.join(missing)}, which was not given")
         return found(*arguments, **options)
-
-
-def _import(place: str) -> Any:
-    return EntryPoint("", place, "").load()
 
 
 TOKENIZERS = Registry(
