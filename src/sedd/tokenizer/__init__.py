@@ -10,7 +10,7 @@ from pathlib import Path
 
 from sedd.files import read_json
 from sedd.registry import TOKENIZERS
-from sedd.schema import MAX_COUNT, MAX_VOCABULARY, check_count
+from sedd.schema import MAX_COUNT, MAX_VOCABULARY, check_count, check_fields
 from sedd.tokenizer.base import CONFIG as CONFIG
 from sedd.tokenizer.base import DEFINITION as DEFINITION
 from sedd.tokenizer.base import FORMAT
@@ -79,20 +79,16 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     path = folder / CONFIG
     try:
         config = read_json(path)
-    except (OSError, ValueError) as error:
-        what = f"could not be read: {error.strerror}" if isinstance(error, OSError) else f"is not JSON: {error}"
-        raise ValueError(f"{path} {what}; save the tokenizer again") from None
-    if not isinstance(config, dict):
-        raise ValueError(f"{path} holds a {type(config).__name__}, not an object; save the tokenizer again")
-    if "kind" not in config and (folder / DEFINITION).exists():
-        return BPE.read(folder / DEFINITION)
-    if config.get("format") != FORMAT or config.get("kind") not in TOKENIZERS.names:
-        raise ValueError(
-            f"{path} is of kind {config.get('kind')!r}, format {config.get('format')!r}; this version reads "
-            f"{', '.join(TOKENIZERS.names)} in format {FORMAT}"
-        )
-    kind: type[Tokenizer] = TOKENIZERS.load(config["kind"])
-    try:
+        check_fields("it", config, {})
+        if "kind" not in config and (folder / DEFINITION).exists():
+            return BPE.read(folder / DEFINITION)
+        if config.get("format") != FORMAT or config.get("kind") not in TOKENIZERS.names:
+            raise ValueError(
+                f"it is of kind {config.get('kind')!r}, format {config.get('format')!r}; this version reads "
+                f"{', '.join(TOKENIZERS.names)} in format {FORMAT}"
+            )
+        kind: type[Tokenizer] = TOKENIZERS.load(config["kind"])
         return kind.restore(folder, config)
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{path} is damaged: {error}; save the tokenizer again") from None
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise ValueError(f"{path} cannot be loaded: {why}; save the tokenizer again") from None

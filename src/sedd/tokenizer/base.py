@@ -34,6 +34,9 @@ class Tokenizer(ABC):
     """A base vocabulary with optional special ids ``eos`` (end of text) and ``pad``."""
 
     kind: ClassVar[str]
+    is_lossless = True  # whether ``decode(encode(text)) == text`` for every text that can be encoded
+    keeps_bytes = False  # whether bytes that are not UTF-8, decoded with ``surrogateescape``, have tokens
+    words_include_space = False  # whether tokens of words include the space before them
     eos: int | None = None
     pad: int | None = None
 
@@ -47,11 +50,6 @@ class Tokenizer(ABC):
     def base_size(self) -> int:
         """Number of ids without appended special ids."""
 
-    @property
-    @abstractmethod
-    def is_lossless(self) -> bool:
-        """Whether ``decode(encode(text)) == text`` for every text that can be encoded."""
-
     @abstractmethod
     def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
         """Encode texts; special ids are never produced."""
@@ -64,16 +62,6 @@ class Tokenizer(ABC):
         """Return what stands for an id whose text is empty or holds U+FFFD, as of a part of a character."""
         return text
 
-    @property
-    def keeps_bytes(self) -> bool:
-        """Whether bytes that are not UTF-8, decoded with ``surrogateescape``, have tokens."""
-        return False
-
-    @property
-    def words_include_space(self) -> bool:
-        """Whether tokens of words include the space before them."""
-        return False
-
     @cached_property
     def vocab_size(self) -> int:
         """Number of ids, special ids included; the mask is not counted."""
@@ -82,10 +70,9 @@ class Tokenizer(ABC):
     def with_specials(self, eos: bool, pad: bool) -> "Tokenizer":
         """Return this tokenizer with the given special ids; missing ones are appended, ``eos`` first."""
         tokenizer: Tokenizer = self
-        if eos and tokenizer.eos is None:
-            tokenizer = replace(tokenizer, eos=tokenizer.vocab_size)
-        if pad and tokenizer.pad is None:
-            tokenizer = replace(tokenizer, pad=tokenizer.vocab_size)
+        for name, wanted in (("eos", eos), ("pad", pad)):
+            if wanted and getattr(tokenizer, name) is None:
+                tokenizer = replace(tokenizer, **{name: tokenizer.vocab_size})
         return tokenizer
 
     def encode(self, text: str) -> Ids:
@@ -102,17 +89,13 @@ class Tokenizer(ABC):
 
     def tokens(self, ids: ArrayLike) -> list[str]:
         """Return one printable string per id."""
-        row, found = self.check_ids(ids), []
-        for i, id in enumerate(row.tolist()):
-            if id in (self.eos, self.pad):
-                found.append("<eos>" if id == self.eos else PAD_TEXT)
-                continue
-            text = self._decode(row[i : i + 1])
-            text = self._shown(id, text) if not text or "\ufffd" in text else text
-            if not text.isprintable():
-                text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-            found.append(text)
-        return found
+        special = {self.pad: PAD_TEXT, self.eos: "<eos>"}
+        return [special.get(id) or self._token(id) for id in self.check_ids(ids).tolist()]
+
+    def _token(self, id: int) -> str:
+        text = self._decode(np.array([id]))
+        text = self._shown(id, text) if not text or "\ufffd" in text else text
+        return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
     def check_ids(self, ids: ArrayLike, skip_specials: bool = False) -> Ids:
         """Return ``ids`` as a vector of int64; raise ValueError if one is not an id of this tokenizer."""
@@ -140,7 +123,7 @@ class Tokenizer(ABC):
 
     @classmethod
     def restore(cls, folder: Path, config: Mapping[str, Any]) -> "Tokenizer":
-        """Rebuild the tokenizer saved in ``folder``; raise KeyError or TypeError if ``config`` is damaged."""
+        """Rebuild the tokenizer saved in ``folder``; raise TypeError if ``config`` is damaged."""
         return cls(**{name: value for name, value in config.items() if name not in ("format", "kind")})
 
     def save(self, folder: Path) -> None:
@@ -163,7 +146,6 @@ class Bytes(Tokenizer):
     """One token per UTF-8 byte: 256 ids, any text, nothing to fit. Bytes that are not UTF-8 are tokens too."""
 
     kind = "bytes"
-    is_lossless = True
     keeps_bytes = True
     base_size = 256
 
@@ -186,7 +168,6 @@ class Characters(Tokenizer):
     """One token per character of a fixed alphabet, in the order of code points."""
 
     kind = "chars"
-    is_lossless = True
     alphabet: str
 
     def __post_init__(self) -> None:
@@ -248,7 +229,6 @@ class Integers(Tokenizer):
     """Consecutive integers (counts, notes, pixels), from 0 on or from a negative one; as text, separated by spaces."""
 
     kind = "ints"
-    is_lossless = True  # on texts such as "0 1 2"
     size: int
     low: int = 0
     """The integer with id 0: 0, or the least if that is negative, such as −1 for a rest."""
@@ -264,8 +244,7 @@ class Integers(Tokenizer):
         """Choose the smallest vocabulary that holds every integer of ``texts``."""
         low, top = 0, -(2**63)
         for row in map(_parse_integers, texts):
-            if row.size:
-                low, top = min(low, int(row.min())), max(top, int(row.max()))
+            low, top = int(row.min(initial=low)), int(row.max(initial=top))
         if top == -(2**63):
             raise ValueError("the texts hold no integer; an integer vocabulary must be fitted to some")
         return cls(size=top - low + 1, low=low)
@@ -322,6 +301,6 @@ def _parse_integers(text: str) -> Ids:
     if "." in text:
         words = [word.partition(".")[0] for word in words]
     try:
-        return np.array(words, dtype=np.int64) if words else np.zeros(0, np.int64)
+        return np.array(words, dtype=np.int64)
     except (ValueError, OverflowError):
         raise ValueError("the text holds an integer outside −2⁶³..2⁶³ − 1, which has no token id") from None

@@ -62,10 +62,8 @@ class BPE(Tokenizer):
     @classmethod
     def train(cls, texts: Iterator[str], vocab_size: int) -> "BPE":
         """Train byte-level BPE; the vocabulary may be smaller than ``vocab_size`` if ``texts`` repeat too little."""
-        alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-        if vocab_size < len(alphabet):
-            raise ValueError(f"vocab_size is {vocab_size}; byte-level BPE needs {len(alphabet)} or more, one per byte")
-        check_count("the vocabulary of bpe", vocab_size)
+        alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())  # one per byte
+        check_count("the vocab_size of bpe", vocab_size, len(alphabet))
         model = _byte_level(models.BPE())
         trainer = trainers.BpeTrainer(vocab_size=vocab_size, initial_alphabet=alphabet, show_progress=False)
         clean = (part for text in texts for part in _ODD_BYTES.split(text)[::2])  # the library takes Unicode only
@@ -77,9 +75,8 @@ class BPE(Tokenizer):
         """Read a ``tokenizer.json``; its own end-of-text and padding tokens become the special ids."""
         with _explain_errors(str(path)):
             tokenizer = cls(definition=read_text(path, MAX_DEFINITION))
-        special = {
-            token.content: id for id, token in tokenizer._model.get_added_tokens_decoder().items() if token.special
-        }
+        added = tokenizer._model.get_added_tokens_decoder().items()
+        special = {token.content: id for id, token in added if token.special}
         eos, pad = (next((special[name] for name in names if name in special), None) for names in (EOS, PAD))
         return replace(tokenizer, eos=eos, pad=pad)
 
@@ -95,12 +92,11 @@ class BPE(Tokenizer):
 
     @cached_property
     def _model(self) -> tokenizers.Tokenizer:
-        with _explain_errors("the definition of the tokenizer is damaged or of an unknown kind"):
+        with _explain_errors("the definition of the tokenizer is damaged or cannot be used"):
             parts = {name: part for name, part in parse_json(self.definition).items() if name in STEPS}
             # without its added tokens, which the library normalizes as it reads them
             steps = tokenizers.Tokenizer.from_str(json.dumps({**parts, "model": EMPTY}))
-        check_growth(json.loads(steps.to_str()))
-        with _explain_errors("the definition of the tokenizer is damaged or of an unknown kind"):
+            check_growth(json.loads(steps.to_str()))
             model = tokenizers.Tokenizer.from_str(self.definition)
         model.no_padding()
         model.no_truncation()
@@ -115,13 +111,11 @@ class BPE(Tokenizer):
 
     @cached_property
     def _parts(self) -> dict[str, Any]:
-        """What the definition says of these, or leaves out."""
-        parts = json.loads(self._model.to_str())
-        found = {name: parts[name] or {} for name in ("normalizer", "pre_tokenizer", "decoder")}
-        return {**found, "added_tokens": parts["added_tokens"]}
+        """What the definition says beside the model; parts that it leaves out are empty."""
+        return {name: part or {} for name, part in json.loads(self._model.to_str()).items() if name != "model"}
 
     @cached_property
-    def is_lossless(self) -> bool:
+    def is_lossless(self) -> bool:  # type: ignore[override]
         """Whether it is byte-level without normalization and without a prefix space."""
         splitter = self._parts["pre_tokenizer"]
         steps = splitter.get("pretokenizers", [splitter])
@@ -133,8 +127,7 @@ class BPE(Tokenizer):
         )
 
     @cached_property
-    def keeps_bytes(self) -> bool:
-        """Whether it is lossless and has a token for each byte."""
+    def keeps_bytes(self) -> bool:  # type: ignore[override]
         return self.is_lossless and bool((self._byte_ids >= 0).all())
 
     @cached_property
@@ -160,8 +153,7 @@ class BPE(Tokenizer):
         return [piece(id) for id in range(self.base_size)]
 
     @cached_property
-    def words_include_space(self) -> bool:
-        """Whether a token is a space and what follows it."""
+    def words_include_space(self) -> bool:  # type: ignore[override]
         return any(len(piece) > 1 and piece[0] in "Ġ▁" for piece in self._model.get_vocab(with_added_tokens=False))
 
     @cached_property
@@ -203,19 +195,16 @@ class BPE(Tokenizer):
 
     @classmethod
     def restore(cls, folder: Path, config: Mapping[str, Any]) -> "Tokenizer":
-        """Rebuild from tokenizer.json."""
         return super().restore(folder, {**config, "definition": read_text(folder / DEFINITION, MAX_DEFINITION)})
 
     def settings(self) -> dict[str, Any]:
         return {}
 
     def files(self) -> dict[str, bytes]:
-        """Return the saved form, of which tokenizer.json is the definition."""
         return {**super().files(), DEFINITION: self.definition.encode()}
 
     def _decode(self, ids: Ids) -> str:
-        text: str = self._model.decode(ids.tolist(), skip_special_tokens=True)
-        return text
+        return str(self._model.decode(ids.tolist(), skip_special_tokens=True))
 
     def decode_bytes(self, ids: ArrayLike) -> bytes:
         if not self.keeps_bytes:
@@ -228,7 +217,7 @@ class BPE(Tokenizer):
 
 @contextmanager
 def _explain_errors(what: str) -> Iterator[None]:
-    """Turn errors of the library into ValueError: plain exceptions, and panics in Rust, which are not even those."""
+    """Turn errors of the library into ValueError, also panics in Rust, which are no Exception."""
     try:
         yield
     except (KeyboardInterrupt, SystemExit):

@@ -11,6 +11,9 @@ MAX_GROWTH = 64
 UNICODE = {"NFC": 3, "NFD": 4, "NFKC": 18, "NFKD": 18, "Lowercase": 2, "BertNormalizer": 12, "ByteLevel": 4}
 """The most characters that a step of the Unicode standard, or of bytes, makes of one."""
 
+INSERTED = {"Replace": "content", "Prepend": "prepend", "Metaspace": "replacement"}
+"""The field of a step that has the text that it puts in."""
+
 
 def check_growth(definition: dict[str, Any]) -> None:
     """Reject steps that may multiply a text; the JSON is as the `tokenizers` library writes it."""
@@ -32,10 +35,10 @@ def _growth(steps: list[dict[str, Any]]) -> float:
     """
     factor, constant, is_foreign = 1.0, 0.0, False
     for step in steps:
-        kind, ratio, added, inserted = step.get("type"), 1.0, 0.0, ""
+        kind, ratio, added = str(step.get("type")), 1.0, float(bool(step.get("add_prefix_space")))
+        inserted = str(step.get(INSERTED.get(kind, ""), ""))
         match kind:
             case "Replace":
-                inserted = step["content"]
                 pattern = step["pattern"].get("String", "")
                 # a regular expression may match the empty text between any two characters
                 ratio = max(1.0, len(inserted) / len(pattern)) if pattern else 1.0 + len(inserted)
@@ -43,17 +46,13 @@ def _growth(steps: list[dict[str, Any]]) -> float:
                 inserted = _longest_entry(step["precompiled_charsmap"])
                 ratio = max(1.0, len(inserted))
             case "Prepend":
-                inserted = step["prepend"]
                 added = len(inserted)
-            case "Metaspace":
-                inserted, added = step["replacement"], 1.0
+            case "Metaspace" | "WordPiece":
+                added = 1.0
             case "BPEDecoder" | "CTC":
                 ratio = 2.0  # what they replace by a space may be empty
-            case "WordPiece":
-                added = 1.0
             case _:
-                ratio = UNICODE.get(str(kind), 1) if is_foreign else 1.0
-                added = float(bool(step.get("add_prefix_space")))
+                ratio = UNICODE.get(kind, 1) if is_foreign else 1.0
         factor, constant = factor * ratio, constant * ratio + added
         is_foreign = is_foreign or not inserted.isascii() or kind == "ByteLevel"
     return factor + constant
