@@ -212,7 +212,7 @@ def allowed(build: Callable[[Any], object], kind: Any) -> str:
                 choices = [name for name in names[1].split(", ") if name not in config.NOT_FOR_TRAINING]
                 return ", ".join(map(code, choices)) + (" or `null`" if "null" in text else "")
             rule = re.search(
-                r"(?:must|number of) (?:lie |be |satisfy )?(.+?)(?:(?::|, or| correction) .+| step)?$", sentence
+                r"(?:must|number of) (?:lie in |lie |be |satisfy )?(.+?)(?:(?::|, or| correction) .+| step)?$", sentence
             )
             parts += [rule[1]] if rule else []  # else it contradicts another key, which its meaning states
     limits = " and ".join(dict.fromkeys(parts))
@@ -480,9 +480,9 @@ def layers() -> str:
 REFERENCE = {
     "api": ("sedd", "sedd.diffusion", "sedd.model"),
     "diffusion": ("process", "schedule", "parameterization", "objectives", "divergence", "draws", "tensors"),
-    **{name: (name,) for name in ("data", "evaluation", "exact", "generate", "hub", "likelihood", "nn", "ops")},
+    **{name: (name,) for name in ("data", "evaluation", "exact", "hub", "likelihood", "nn", "ops")},
     **{name: (name,) for name in ("runtime", "serve", "tokenizer", "training")},
-    "sampling": ("samplers",),
+    "sampling": ("samplers", "reverse", "sampling_settings"),
 }
 """The packages and modules that each page of the reference describes; `config.md` has all others."""
 

@@ -239,8 +239,8 @@ def reverse_distribution(
     """Return p(x_0) of every clean sequence under the reverse process of ``model``, from pure noise.
 
     Per unit of noise, x jumps to its neighbour with x_i → y at rate Q(x_i, y)·s(x)_{i,y}. The equation of the
-    probabilities is solved by the fourth-order Magnus method in v = log(e^σ − 1), for which rates are bounded at both
-    ends. The schedule does not matter: it changes the speed, not the path.
+    probabilities is solved by the fourth-order Magnus method (Blanes et al. 2008, arXiv 0810.5488) in
+    v = log(e^σ − 1), for which rates are bounded at both ends. The schedule does not matter: it changes the speed, not the path.
 
     Args:
         model: A model of log-scores.

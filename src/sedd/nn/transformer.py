@@ -118,7 +118,7 @@ class BlockWeights(NamedTuple):
     up: Linear
     down: Linear
     activation: str  # ``gelu`` or ``relu2``
-    modulation: Float32Linear | None  # the adaLN layer; None without noise conditioning
+    modulation: Float32Linear | None  # adaLN (Peebles and Xie 2022, arXiv 2212.09748); None without noise conditioning
 
 
 class Block(nn.Module, ABC):

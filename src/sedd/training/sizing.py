@@ -264,7 +264,7 @@ MAX_PASSES = 10.0
 
 
 class Formula(NamedTuple):
-    """E + A N^−α + B C^−β, fitted to runs of one kind, and the least and the most that they had."""
+    """E + A N^−α + B C^−β (Hoffmann et al. 2022, arXiv 2203.15556), fitted to runs of one kind, and their ranges."""
 
     e: float
     a: float
