@@ -240,7 +240,7 @@ def reverse_distribution(
 
     Per unit of noise, x jumps to its neighbour with x_i → y at rate Q(x_i, y)·s(x)_{i,y}. The equation of the
     probabilities is solved by the fourth-order Magnus method (Blanes et al. 2008, arXiv 0810.5488) in
-    v = log(e^σ − 1), for which rates are bounded at both ends. The schedule does not matter: it changes the speed, not the path.
+    v = log(e^σ − 1), for which rates are bounded at both ends. The schedule changes the speed, not the path.
 
     Args:
         model: A model of log-scores.
