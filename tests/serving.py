@@ -24,7 +24,6 @@ from sedd.serve.engine import Engine
 from sedd.serve.http import HttpServer
 from sedd.serve.jobs import Failed, Finished, Job, Row, Step
 from sedd.serve.limits import Limits
-from sedd.serve.metrics import Metrics
 from sedd.tokenizer import Characters
 from sedd.training.config import RunConfig
 from sedd.training.setup import build_model, build_network, build_setup
@@ -91,7 +90,7 @@ class Collector:
 
 @contextmanager
 def running(loaded: LoadedModel, limits: Limits | None = None) -> Iterator[Engine]:
-    engine = Engine(loaded, limits or Limits(), Metrics())
+    engine = Engine(loaded, limits or Limits())
     engine.start()
     try:
         yield engine

@@ -13,7 +13,7 @@ from fastapi.testclient import TestClient
 
 import sedd
 from sedd.serve.app import build_app
-from sedd.serve.guard import STATUS
+from sedd.serve.errors import STATUS
 from sedd.training.config import OptimConfig, RunConfig
 
 ROOT = Path(__file__).parents[2]

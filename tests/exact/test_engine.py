@@ -17,10 +17,10 @@ from sedd.samplers import SamplingRun, SamplingSettings, StepContext, loop
 from sedd.samplers.template import template_prompt
 from sedd.serve import batch
 from sedd.serve.app import build_app
-from sedd.serve.engine import Engine, Overloaded
+from sedd.serve.engine import Engine
+from sedd.serve.errors import RequestError
 from sedd.serve.jobs import Failed, Job, Row
 from sedd.serve.limits import Limits
-from sedd.serve.metrics import Metrics
 
 FALSE_ALARM = 1e-6
 TEMPLATES = ["ab{20}c{5}", "{17}ffa"]
@@ -241,7 +241,7 @@ def test_a_burst_fills_slots_and_queue() -> None:
         with engine._condition:  # the engine cannot go on
             for collector in accepted:
                 engine.submit(collector.job)
-            with pytest.raises(Overloaded):
+            with pytest.raises(RequestError, match="busy"):
                 engine.submit(Collector([row]).job)
         assert all(collector.wait().ids != [None] for collector in accepted)
 
@@ -259,9 +259,9 @@ def test_work_is_admitted_by_its_cost(monkeypatch: pytest.MonkeyPatch) -> None:
         gate.arrive()
         engine.submit(others.job)
         assert engine.outstanding == 600
-        with pytest.raises(Overloaded) as refused:
+        with pytest.raises(RequestError, match="busy") as refused:
             engine.submit(Collector([row]).job)
-        assert refused.value.retry_after >= 1
+        assert int(refused.value.headers["retry-after"]) >= 1
         gate.open(1000)
         first.wait()
         others.wait()
@@ -270,11 +270,11 @@ def test_work_is_admitted_by_its_cost(monkeypatch: pytest.MonkeyPatch) -> None:
         alone = Collector([row])
         engine.submit(alone.job)  # nothing else is there to wait for
         alone.wait()
-        engine.outstanding, engine.tokens_per_second = 50, 1.0
-        with pytest.raises(Overloaded) as refused:
+        engine._costs[alone.job, 0], engine.tokens_per_second = 50, 1.0
+        with pytest.raises(RequestError, match="busy") as refused:
             engine.submit(Collector([row]).job)
-        assert refused.value.retry_after == 60  # 150 s, which is cut
-        engine.outstanding = 0
+        assert refused.value.headers["retry-after"] == "60"  # 150 s, which is cut
+        engine._costs.clear()
 
 
 def test_clients_take_turns_at_slots() -> None:
@@ -317,7 +317,7 @@ def test_requests_of_one_client_take_turns_at_slots(slots: int) -> None:
 def test_a_request_leaves_slots_that_another_one_enters_at_once() -> None:
     loaded = SAMPLERS["denoiser"][0]
     row = Row(SamplingRun.of(loaded, SamplingSettings(steps=2)), [-1] * 4, 0)
-    engine = Engine(loaded, Limits(slots=32), Metrics())
+    engine = Engine(loaded, Limits(slots=32))
     for client, rows, entered in (("a", 40, 28), ("a", 40, 2), ("b", 40, 2), ("c", 1, 0)):
         (job := Collector([row] * rows).job).client = client
         engine.submit(job)
@@ -342,18 +342,18 @@ def test_a_client_that_fills_the_queue_leaves_others_their_share() -> None:
     with running(loaded, Limits(slots=3, queue=2)) as engine:
         with engine._condition:
             engine.submit(job("many", 5))
-            with pytest.raises(Overloaded):
+            with pytest.raises(RequestError, match="busy"):
                 engine.submit(job("many"))
-            with pytest.raises(Overloaded):
+            with pytest.raises(RequestError, match="busy"):
                 engine.submit(job("other", 3))
             engine.submit(job("other", 2))
-            with pytest.raises(Overloaded):
+            with pytest.raises(RequestError, match="busy"):
                 engine.submit(job("other"))
             engine.submit(job("third"))
         for collector in collectors:
             if collector.job.client == "third" or len(collector.job.rows) in (5, 2):
                 collector.wait()
-        assert not engine._shares
+        assert not engine._costs
 
 
 def chi_square(texts: list[str], distribution: Distribution) -> float:

@@ -78,7 +78,7 @@ def test_all_texts_of_a_request_together_are_limited(refuses: Callable[..., obje
     length = limits.tokens // 2 + 1
     texts = TextConverter(tiny_model(length=length), limits)
     gap = f"{{{length}}}"
-    assert len(texts.infill(InfillRequest(template=gap)).rows) == 1
+    assert len(texts.infill(InfillRequest(template=gap)).choices) == 1
     refuses(lambda: texts.infill(InfillRequest(template=gap, n=2)), str(2 * length), str(limits.tokens))
     refuses(lambda: texts.infill(InfillRequest(template=[gap, gap])), str(2 * length))
     refuses(lambda: texts.completion(CompletionRequest(prompt="a", max_tokens=length - 1, n=2)), str(2 * length))
@@ -107,13 +107,13 @@ def test_a_client_that_does_not_read_its_stream_ends_it(monkeypatch: pytest.Monk
 
     async def cancels_at(read: int) -> int:
         inbox = server_module.Inbox()
-        inbox.work = Job([], 0.0, inbox.put)
+        inbox.job = Job([], 0.0, inbox.put)
         for number, step in enumerate(steps):
             inbox.put(0, step)
             await asyncio.sleep(0)
             if number < read:
                 await inbox.get()
-            if inbox.work.canceled:
+            if inbox.job.canceled:
                 return number
         return len(steps)
 

@@ -11,11 +11,12 @@ import threading
 import time
 import traceback
 from collections import Counter
-from dataclasses import dataclass
+from typing import cast
 
 from sedd.loading import LoadedModel
 from sedd.serve.batch import BatchRow, SharedBatch, failure_of, width_bucket
-from sedd.serve.jobs import Call, Event, Failed, FairQueue, Finished, Item, Job, Step
+from sedd.serve.errors import RequestError
+from sedd.serve.jobs import Call, Failed, FairQueue, Item, Job, Row, Step
 from sedd.serve.limits import Limits
 from sedd.serve.metrics import Metrics
 
@@ -26,39 +27,23 @@ RESERVED = 16
 """One in so many slots is not for the client that holds all others, and one more not for the request that does."""
 
 
-class Overloaded(Exception):  # noqa: N818  (not an error of the server)
-    """A job is refused because others must be done first; ``retry_after`` is in seconds."""
-
-    def __init__(self, retry_after: int) -> None:
-        super().__init__(f"the server is busy; try again in {retry_after} s")
-        self.retry_after = retry_after
-
-
-@dataclass
-class Share:
-    """What a client's accepted work that is not done amounts to."""
-
-    rows: int = 0
-    cost: int = 0
+class _Dropped(Exception):  # noqa: N818
+    """A call ends early; its argument is the event that says why."""
 
 
 class Engine:
-    """Fills rows in its own thread, all of them one step at a time.
+    """Fills rows in its own thread, all of them one step at a time."""
 
-    Args:
-        loaded: The model.
-        limits: Slots, length of the queue and time per request.
-        metrics: Counters to update.
-    """
-
-    def __init__(self, loaded: LoadedModel, limits: Limits, metrics: Metrics) -> None:
-        self.loaded, self.limits, self.metrics = loaded, limits, metrics
-        self.outstanding = 0
-        """The cost of all accepted work that is not done."""
+    def __init__(self, loaded: LoadedModel, limits: Limits) -> None:
+        self.loaded, self.limits, self.metrics = loaded, limits, Metrics()
+        self.metrics.watch("sedd_rows_waiting", "Rows that wait for a slot", lambda: self.waiting)
+        self.metrics.watch("sedd_rows_running", "Rows in slots", lambda: self.running)
+        self.metrics.watch("sedd_outstanding_cost", "Tokens still to be read by the network", lambda: self.outstanding)
         self.tokens_per_second = math.inf
         """The cost that is done per second while at least half of the slots are used."""
-        self._waiting, self._calls = FairQueue[BatchRow](), FairQueue[Call]()
-        self._shares: dict[str, Share] = {}
+        self._queue = FairQueue()
+        self._costs: dict[tuple[Job, int], int] = {}
+        """The cost of every row or call that is accepted and not done, by its job and its place there."""
         self._batches: dict[tuple[int, bool], SharedBatch] = {}
         self._condition = threading.Condition()
         self._stopping = False
@@ -86,96 +71,74 @@ class Engine:
         """Whether the thread runs."""
         return self._thread.is_alive() and not self._stopping
 
-    def submit(self, work: Job | Call) -> None:
-        """Add work; raise `Overloaded` if it would wait too long."""
-        rows = [BatchRow(row, place, work) for place, row in enumerate(work.rows)] if isinstance(work, Job) else []
-        with self._condition:
-            if is_open := not self._stopping:
-                self._admit(work.client, max(1, len(rows)), work.cost)
-                for waiting in rows:
-                    self._count(work.client, 1, waiting.row.cost)
-                    self._waiting.push(waiting, work.client, work)
-                if isinstance(work, Call):
-                    self._count(work.client, 1, work.cost)
-                    self._calls.push(work, work.client, work)
-                self._condition.notify()
-        if is_open:
-            return
-        for waiting in rows:
-            waiting.job.on_event(waiting.place, STOPPED)
-        if isinstance(work, Call):
-            work.on_done(InterruptedError(STOPPED.message))
-
-    def _admit(self, client: str, rows: int, cost: int) -> None:
-        """Raise `Overloaded` if work has to wait too long: for all that was accepted, or for its client's turns.
-
-        Clients take turns, so that n times a client's own work is done by the time when its last row is.
-        """
-        share, clients = self._shares.get(client, Share()), len(self._shares) + (client not in self._shares)
-        ahead = min(self.outstanding + cost, clients * (share.cost + cost))
-        seconds = ahead / self.tokens_per_second
-        waiting, places = self.waiting, self.limits.slots + self.limits.queue  # a burst may come while slots are empty
-        taken = min(self.running + waiting + rows, clients * (share.rows + rows))
-        if self.outstanding and (taken > places or seconds > self.limits.timeout):
-            rest = seconds - self.limits.timeout if math.isfinite(seconds) else 0.0
-            left = self.outstanding / self.tokens_per_second * rows / max(1, waiting)
-            raise Overloaded(max(1, min(60, math.ceil(max(rest, left)))))
-
-    def _count(self, client: str, rows: int, cost: int) -> None:
-        """Add to what has been accepted and is not done."""
-        self.outstanding += cost
-        share = self._shares.setdefault(client, Share())
-        share.rows, share.cost = share.rows + rows, share.cost + cost
-        if not share.rows:
-            del self._shares[client]
-
     @property
     def waiting(self) -> int:
         """Rows and calls that wait."""
-        return len(self._waiting) + len(self._calls)
+        return len(self._queue)
 
     @property
     def running(self) -> int:
         """Rows in slots."""
         return sum(len(batch.members) for batch in list(self._batches.values()))
 
+    @property
+    def outstanding(self) -> int:
+        """The cost of all accepted work that is not done."""
+        with self._condition:
+            return sum(self._costs.values())
+
+    def submit(self, job: Job) -> None:
+        """Add a job; raise `RequestError` if it would wait too long."""
+        items = [Item(row, place, job) for place, row in enumerate(job.rows)]
+        with self._condition:
+            if not self._stopping:
+                costs = {(job, item.place): item.row.cost for item in items}
+                self._admit(job.client, list(costs.values()))
+                self._costs |= costs
+                for item in items:
+                    self._queue.push(item)
+                self._condition.notify()
+                return
+        for item in items:
+            job.on_event(item.place, STOPPED)
+
+    def _admit(self, client: str, costs: list[int]) -> None:
+        """Raise `RequestError` if work has to wait too long: for all that was accepted, or for its client's turns.
+
+        Clients take turns, so that n times a client's own work is done by the time when its last row is.
+        """
+        clients = len({job.client for job, _ in self._costs} | {client})
+        own = [cost for (job, _), cost in self._costs.items() if job.client == client] + costs
+        rows, waiting, outstanding = len(costs), self.waiting, self.outstanding
+        seconds = min(outstanding + sum(costs), clients * sum(own)) / self.tokens_per_second
+        places = self.limits.slots + self.limits.queue  # a burst may come while slots are empty
+        taken = min(self.running + waiting + rows, clients * len(own))
+        if outstanding and (taken > places or seconds > self.limits.timeout):
+            rest = seconds - self.limits.timeout if math.isfinite(seconds) else 0.0
+            left = outstanding / self.tokens_per_second * rows / max(1, waiting)
+            retry_after = str(max(1, min(60, math.ceil(max(rest, left)))))
+            message = f"the server is busy; try again in {retry_after} s"
+            raise RequestError("overloaded", message, {"retry-after": retry_after})
+
     # The thread --------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         while True:
             with self._condition:
-                self._condition.wait_for(lambda: self._stopping or self._waiting or self._calls or self.running)
+                self._condition.wait_for(lambda: self._stopping or self.waiting or self.running)
                 if self._stopping:
                     break
+                call = self._queue.pop(lambda item: isinstance(item.row, Call))
             try:
-                if call := self._next(self._calls):
+                if call:
                     self._make_call(call)
                 self._advance()
             except Exception as error:  # a bug: no request may wait forever because of it
                 traceback.print_exc(file=sys.stderr)
                 self._clear(failure_of(error))
         self._clear(STOPPED)
-        while waiting := self._next(self._waiting):
-            self._end(waiting, STOPPED)
-        while call := self._next(self._calls):
-            self._count(call.client, -1, -call.cost)
-            call.on_done(InterruptedError(STOPPED.message))
-
-    def _next(self, queue: "FairQueue[Item]") -> "Item | None":
-        with self._condition:
-            return queue.pop()
-
-    def _admit_next(self) -> BatchRow | None:
-        """Return the next row to enter; a client, and a request, leave some slots to others: see `RESERVED`."""
-        jobs = [row.job for batch in self._batches.values() for row in batch.members]
-        of_client, of_job = Counter(job.client for job in jobs), Counter(jobs)
-        slots, left = self.limits.slots, self.limits.slots // RESERVED
-
-        def may_enter(waiting: BatchRow) -> bool:
-            return of_client[waiting.client] < slots - left and of_job[waiting.job] < slots - 2 * left
-
-        with self._condition:
-            return self._waiting.pop(may_enter)
+        for item in self._queue.remove(lambda job: True):
+            self._end(item, STOPPED)
 
     def _clear(self, event: Failed) -> None:
         """End all rows in slots."""
@@ -203,32 +166,39 @@ class Engine:
             tokens += len(before) * batch.width
             self.metrics.count_step(batch.counts, len(before))
             for row, event in events:
-                self._report(row, event)
+                if isinstance(event, Step):
+                    self._report(row, event)
+                else:
+                    self._end(row, event)
         if 2 * rows >= self.limits.slots:
-            self._measure(tokens / (time.perf_counter() - started))
-
-    def _measure(self, rate: float) -> None:
-        old = self.tokens_per_second
-        self.tokens_per_second = rate if math.isinf(old) else 0.95 * old + 0.05 * rate
+            rate, old = tokens / (time.perf_counter() - started), self.tokens_per_second
+            self.tokens_per_second = rate if math.isinf(old) else 0.95 * old + 0.05 * rate
 
     def _drop(self) -> None:
-        """Remove rows whose client has gone or whose time is over."""
+        """Remove rows and calls whose client has gone or whose time is over."""
         now = time.monotonic()
         with self._condition:
-            late = self._waiting.remove(lambda waiting: _reason(waiting.job, now) is not None)
-            calls = self._calls.remove(lambda call: _reason(call, now) is not None)
-            for call in calls:
-                self._count(call.client, -1, -call.cost)
-        for call in calls:
-            canceled = call.canceled
-            call.on_done(InterruptedError(CANCELED.message) if canceled else TimeoutError(DEADLINE.message))
-        for waiting in late:
-            self._end(waiting, _reason(waiting.job, now) or CANCELED)
+            late: list[Item | BatchRow] = [*self._queue.remove(lambda job: _reason(job, now) is not None)]
         for batch in self._batches.values():
             gone = [row for row in batch.members if _reason(row.job, now)]
             batch.remove(gone)
-            for row in gone:
-                self._end(row, _reason(row.job, now) or CANCELED)
+            late += gone
+        for item in late:
+            self._end(item, _reason(item.job, now) or CANCELED)
+
+    def _admit_next(self) -> BatchRow | None:
+        """Return the next row to enter; a client, and a request, leave some slots to others: see `RESERVED`."""
+        jobs = [row.job for batch in self._batches.values() for row in batch.members]
+        of_client, of_job = Counter(job.client for job in jobs), Counter(jobs)
+        slots, left = self.limits.slots, self.limits.slots // RESERVED
+
+        def may_enter(item: Item) -> bool:
+            has_room = of_client[item.job.client] < slots - left and of_job[item.job] < slots - 2 * left
+            return isinstance(item.row, Row) and has_room
+
+        with self._condition:
+            item = self._queue.pop(may_enter)
+        return BatchRow(cast("Row", item.row), item.place, item.job) if item else None
 
     def _enter(self, row: BatchRow) -> None:
         """Give a row a slot."""
@@ -246,41 +216,38 @@ class Engine:
         except Exception as error:
             self._end(row, failure_of(error))
 
-    def _make_call(self, call: Call) -> None:
+    def _make_call(self, item: Item) -> None:
         """Run a function that needs the model; rows go on in between."""
 
         def proceed() -> None:
-            if call.canceled or self._stopping:
-                raise InterruptedError(CANCELED.message)
-            if time.monotonic() > call.deadline:
-                raise TimeoutError(DEADLINE.message)
+            if reason := CANCELED if self._stopping else _reason(item.job, time.monotonic()):
+                raise _Dropped(reason)
             self._advance()
 
         try:
             proceed()
-            result: object = call.function(proceed)
+            event = cast("Call", item.row).function(proceed)
+        except _Dropped as dropped:
+            [event] = dropped.args
         except Exception as error:
-            result = error
+            event = failure = failure_of(error)
+            if failure.code == "internal_error":
+                traceback.print_exc(file=sys.stderr)
+        self._end(item, event)
+
+    def _end(self, item: Item | BatchRow, event: object) -> None:
+        """Report the last event of a row, or what a call has returned."""
         with self._condition:
-            self._count(call.client, -1, -call.cost)
-        call.on_done(result)
+            del self._costs[item.job, item.place]
+        if isinstance(item.row, Row):
+            self.metrics.count_end(event, item.row.given[item.row.text].count(-1))
+        self._report(item, event)
 
-    def _report(self, row: BatchRow, event: Event) -> None:
-        if isinstance(event, Step):
-            with contextlib.suppress(RuntimeError):  # the event loop is closed
-                row.job.on_event(row.place, event)
-        else:
-            self._end(row, event)
-
-    def _end(self, row: BatchRow, event: Finished | Failed) -> None:
-        """Report the last event of a row."""
-        with self._condition:
-            self._count(row.client, -1, -row.row.cost)
-        self.metrics.count_end(event, row.row.given[row.row.text].count(-1))
-        with contextlib.suppress(RuntimeError):
-            row.job.on_event(row.place, event)
+    def _report(self, item: Item | BatchRow, event: object) -> None:
+        with contextlib.suppress(RuntimeError):  # the event loop is closed
+            item.job.on_event(item.place, event)
 
 
-def _reason(job: Job | Call, now: float) -> Failed | None:
+def _reason(job: Job, now: float) -> Failed | None:
     """Return why a job's rows are to be dropped; None: they are not."""
     return CANCELED if job.canceled else DEADLINE if now > job.deadline else None

@@ -51,11 +51,6 @@ class Fill:
     settings: SamplingSettings
     prompt_tokens: int
 
-    @property
-    def rows(self) -> list[Row]:
-        """The rows of all choices."""
-        return [choice.row for choice in self.choices]
-
 
 class TextConverter:
     """The model's texts: requests into rows of tokens, and tokens into text.

@@ -5,15 +5,14 @@ import contextlib
 import hmac
 import re
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import final
 
-from fastapi.responses import JSONResponse
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sedd.files import read_text
+from sedd.serve.errors import RequestError
 from sedd.serve.metrics import Metrics
 from sedd.terminal import warn
 
@@ -34,44 +33,7 @@ HEADERS = {
     "cross-origin-resource-policy": "same-origin",
     "cache-control": "no-store",
 }
-STATUS = {
-    "invalid_request": 400,
-    "invalid_api_key": 401,
-    "model_not_found": 404,
-    "deadline_exceeded": 408,
-    "timeout": 408,
-    "body_too_large": 413,
-    "wrong_host": 421,
-    "overloaded": 429,
-    "non_finite": 500,
-    "internal_error": 500,
-    "canceled": 503,
-}
-"""HTTP status by the code of an error."""
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\[\]:]+)(?::[0-9]*)?")
-
-
-class RequestError(Exception):
-    """A request that is answered with an error in OpenAI's format; ``code`` is one of `STATUS`."""
-
-    def __init__(
-        self,
-        code: str | None,
-        message: str,
-        headers: Mapping[str, str] | None = None,
-        *,
-        param: str | None = None,
-        status: int | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.headers, self.status = headers, status or STATUS[code or "invalid_request"]
-        kind = "server_error" if self.status >= 500 else "invalid_request_error"
-        kind = "rate_limit_error" if self.status == 429 else kind
-        self.body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
-
-    def reply(self) -> JSONResponse:
-        """Return the reply."""
-        return JSONResponse(self.body, self.status, self.headers)
 
 
 @final

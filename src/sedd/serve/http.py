@@ -19,7 +19,7 @@ import uvicorn
 from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from sedd.serve.guard import RequestError
+from sedd.serve.errors import RequestError
 from sedd.serve.limits import Limits
 from sedd.terminal import warn
 

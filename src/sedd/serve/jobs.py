@@ -2,10 +2,10 @@
 
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Generic, NamedTuple, TypeVar, final
+from typing import NamedTuple, final
 
 from sedd.samplers import networks_per_call
 from sedd.samplers.run import SamplingRun
@@ -84,85 +84,76 @@ class Row:
 
 
 @dataclass(eq=False)
-class Job:
-    """The rows of one request."""
+class Call:
+    """A function that needs the model and runs in the engine's thread, as a likelihood does."""
 
-    rows: list[Row]
-    deadline: float  # the time of `time.monotonic` after which it fails
-    on_event: Callable[[int, Event], None]  # called from the engine's thread with a row's place in ``rows``
-    streams: bool = False  # whether `Step` events are sent; else only the last one of each row
-    alternatives: int | None = None  # probable tokens that every edit lists, with its entropy; None: not computed
-    canceled: bool = field(default=False, init=False)
-    client: str = field(default="", init=False)  # who sent it: rows of different clients enter in turn
-
-    @property
-    def cost(self) -> int:
-        """The cost of all rows."""
-        return sum(row.cost for row in self.rows)
+    function: Callable[[Callable[[], None]], object]  # it must call its argument now and then: other rows go on
+    cost: int
 
 
 @dataclass(eq=False)
-class Call:
-    """A function that needs the model and runs in the engine's thread, as a likelihood does.
+class Job:
+    """The rows, or the call, of one request."""
 
-    It gets a function that it must call now and then, which lets other rows go on.
-    """
-
-    function: Callable[[Callable[[], None]], object]
-    cost: int
-    deadline: float
-    on_done: Callable[[object], None]  # called with what the function returned or raised
+    rows: Sequence[Row | Call]
+    deadline: float  # the time of `time.monotonic` after which it fails
+    on_event: Callable[[int, object], None]
+    """Called from the engine's thread with a row's place in ``rows`` and an `Event`, or what a call has returned."""
+    client: str = ""  # who sent it: rows of different clients enter in turn
+    streams: bool = False  # whether `Step` events are sent; else only the last one of each row
+    alternatives: int | None = None  # probable tokens that every edit lists, with its entropy; None: not computed
     canceled: bool = field(default=False, init=False)
-    client: str = field(default="", init=False)
 
 
-Item = TypeVar("Item")
+class Item(NamedTuple):
+    """A row or a call that waits, and its place in its job."""
+
+    row: Row | Call
+    place: int
+    job: Job
 
 
 @final
-class FairQueue(Generic[Item]):
-    """Items in the order of their clients' turns, for each client of its requests' turns, and then of their arrival.
+class FairQueue:
+    """Items in the order of their clients' turns, for each client of its jobs' turns, and then of their arrival.
 
     A client that has many items waiting delays each item of another client by at most one item per turn, and so does
-    a request with many items that of another request of the same client.
+    a job with many items another job of the same client.
     """
 
     def __init__(self) -> None:
-        self._items: dict[str, dict[object, deque[Item]]] = {}  # by client and request; the first of each is next
+        self._items: dict[str, dict[Job, deque[Item]]] = {}  # by client and job; the first of each is next
 
     def __len__(self) -> int:
-        return sum(len(items) for requests in list(self._items.values()) for items in list(requests.values()))
+        return sum(len(items) for jobs in list(self._items.values()) for items in list(jobs.values()))
 
-    def push(self, item: Item, client: str, request: object) -> None:
-        """Add an item; a new client's turn is the last, and so is a new request's of its client."""
-        self._items.setdefault(client, {}).setdefault(request, deque()).append(item)
+    def push(self, item: Item) -> None:
+        """Add an item; a new client's turn is the last, and so is a new job's of its client."""
+        self._items.setdefault(item.job.client, {}).setdefault(item.job, deque()).append(item)
 
-    def pop(self, may: Callable[[Item], bool] = lambda item: True) -> Item | None:
-        """Remove the next item that may have a turn, which is decided per request; None if there is none."""
-        for client, requests in self._items.items():
-            for request, items in requests.items():
+    def pop(self, may: Callable[[Item], bool]) -> Item | None:
+        """Remove the next item that may have a turn, which is decided per job; None if there is none."""
+        for jobs in self._items.values():
+            for job, items in jobs.items():
                 if may(items[0]):
                     item = items.popleft()
-                    self._replace(client, request, items)
+                    self._replace(job, items)
                     return item
         return None
 
-    def remove(self, is_gone: Callable[[Item], bool]) -> list[Item]:
-        """Remove and return the items for which ``is_gone`` holds."""
-        gone: list[Item] = []
-        for client, requests in list(self._items.items()):
-            for request, items in list(requests.items()):
-                kept: deque[Item] = deque()
-                for item in items:  # once each: another thread may change the answer
-                    (gone if is_gone(item) else kept).append(item)
-                self._replace(client, request, kept)
-        return gone
+    def remove(self, is_gone: Callable[[Job], bool]) -> list[Item]:
+        """Remove and return the items of jobs for which ``is_gone`` holds."""
+        gone = [job for jobs in self._items.values() for job in jobs if is_gone(job)]
+        items = [item for job in gone for item in self._items[job.client][job]]
+        for job in gone:
+            self._replace(job, deque())
+        return items
 
-    def _replace(self, client: str, request: object, items: deque[Item]) -> None:
-        """Let others have their turn before what is left of a request."""
-        requests = self._items.pop(client)
-        del requests[request]
+    def _replace(self, job: Job, items: deque[Item]) -> None:
+        """Let others have their turn before what is left of a job."""
+        jobs = self._items.pop(job.client)
+        del jobs[job]
         if items:
-            requests[request] = items
-        if requests:
-            self._items[client] = requests
+            jobs[job] = items
+        if jobs:
+            self._items[job.client] = jobs

@@ -6,7 +6,7 @@ from typing import final
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from sedd.serve.batch import StepCounts
-from sedd.serve.jobs import Failed, Finished
+from sedd.serve.jobs import Failed
 
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -43,11 +43,10 @@ class Metrics:
         self.skipped.inc(counts.skipped)
         self.occupancy.observe(rows)
 
-    def count_end(self, event: Finished | Failed, tokens: int) -> None:
+    def count_end(self, event: object, tokens: int) -> None:
         """Count the end of a row."""
-        self.rows.labels("finished" if isinstance(event, Finished) else event.code).inc()
-        if isinstance(event, Finished):
-            self.tokens.inc(tokens)
+        self.rows.labels(event.code if isinstance(event, Failed) else "finished").inc()
+        self.tokens.inc(0 if isinstance(event, Failed) else tokens)
 
     def text(self) -> bytes:
         """Return all metrics as text."""

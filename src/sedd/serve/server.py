@@ -1,13 +1,12 @@
 """Answers to requests: rows for the engine, replies as a whole or as a stream, likelihoods."""
 
 import asyncio
-import functools
 import json
 import math
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, TypeVar, final
 
 from fastapi import Request, Response
@@ -16,19 +15,18 @@ from fastapi.sse import EventSourceResponse, format_sse_event
 
 from sedd import evaluation, sampling_settings
 from sedd.card_facts import CardFacts
-from sedd.loading import LoadedModel
 from sedd.model import Bounds, Model
 from sedd.samplers import default_sampler_name
 from sedd.serve import schema
 from sedd.serve.engine import Engine
+from sedd.serve.errors import RequestError
 from sedd.serve.fill import Fill, Prefix, TextConverter
-from sedd.serve.guard import CLIENT, RequestError
-from sedd.serve.jobs import Call, Edit, Failed, Finished, Job, Step
-from sedd.serve.limits import Limits
-from sedd.serve.metrics import Metrics
+from sedd.serve.guard import CLIENT
+from sedd.serve.jobs import Call, Edit, Failed, Finished, Job, Row, Step
 
 Given = TypeVar("Given")
 Made = TypeVar("Made")
+Sampled = TypeVar("Sampled", bound=schema.Sampling)
 Events = AsyncIterator[tuple[int, Any]]
 """What the engine tells of a job, with the row's place, or the result of a call."""
 SILENT_SECONDS = 0.5
@@ -45,10 +43,10 @@ UNREAD = 2**18
 class Server:
     """A model that is served by its id, with its engine."""
 
-    def __init__(self, loaded: LoadedModel, name: str, limits: Limits, metrics: Metrics, engine: Engine) -> None:
-        self.loaded, self.name, self.limits, self.metrics, self.engine = loaded, name, limits, metrics, engine
-        self.texts, self.created = TextConverter(loaded, limits), int(time.time())
-        self.temperature = CardFacts.read(loaded.folder).temperature
+    def __init__(self, engine: Engine, name: str) -> None:
+        self.engine, self.name, self.loaded, self.limits = engine, name, engine.loaded, engine.limits
+        self.texts, self.created = TextConverter(self.loaded, self.limits), int(time.time())
+        self.temperature = CardFacts.read(self.loaded.folder).temperature
         self.encoding = asyncio.Semaphore(1)
         self.samplers = [name for name in sampling_settings.SAMPLERS.names if self.texts.has_sampler(name)]
 
@@ -86,23 +84,25 @@ class Server:
         """Return how every reply begins."""
         return {"id": f"{kind}-{uuid.uuid4().hex}", "created": int(time.time()), "model": self.name}
 
-    def submit(self, http: Request, request: schema.Request, inbox: "Inbox", work: Job | Call) -> Events:
-        """Pass work to the engine and return its events; raise `engine.Overloaded` while there is too much."""
-        work.deadline = time.monotonic() + min(request.timeout or math.inf, self.limits.timeout)
-        work.client, inbox.work = http.scope[CLIENT], work
-        self.engine.submit(work)
+    def submit(self, http: Request, request: schema.Request, rows: Sequence[Row | Call], **options: Any) -> Events:
+        """Pass work to the engine and return its events; raise `RequestError` while there is too much."""
+        inbox, deadline = Inbox(), time.monotonic() + min(request.timeout or math.inf, self.limits.timeout)
+        inbox.job = job = Job(rows, deadline, inbox.put, http.scope[CLIENT], **options)
+        self.engine.submit(job)
         return inbox.events(http)
 
-    async def fill(self, http: Request, request: schema.Sampling, fill: Fill, kind: str) -> Response:
+    async def fill(self, http: Request, request: Sampled, convert: Callable[[Sampled], Fill], kind: str) -> Response:
         """Answer a completion or an infilling, as a whole or as a stream."""
+        self.check_model(request.model)
+        fill = await self.prepare(http, convert, request)
         logprobs = request.logprobs if isinstance(request, schema.CompletionRequest) else None
         streams = request.stream or request.diffusing
         if logprobs is not None and streams:
             raise ValueError("logprobs come with whole replies only; leave out stream")
         alternatives = LISTED if request.diffusing and request.details else logprobs
-        inbox = Inbox()
-        job = Job(fill.rows, 0.0, inbox.put, streams or logprobs is not None, alternatives)
-        reply = Reply(self, fill, kind, self.submit(http, request, inbox, job))
+        rows, steps = [choice.row for choice in fill.choices], streams or logprobs is not None
+        events = self.submit(http, request, rows, streams=steps, alternatives=alternatives)
+        reply = Reply(self, fill, kind, events)
         if request.diffusing:
             return EventSourceResponse(reply.diffusing(request.details))
         if request.stream:
@@ -112,6 +112,7 @@ class Server:
 
     async def score(self, http: Request, request: schema.ScoreRequest) -> dict[str, Any]:
         """Bound −log p of texts."""
+        self.check_model(request.model)
         texts, limits = [request.text] if isinstance(request.text, str) else request.text, self.limits
         if len(texts) > limits.rows:
             raise ValueError(f"the request has {len(texts)} texts; at most {limits.rows} are allowed")
@@ -139,11 +140,9 @@ class Server:
 
         length = self.loaded.config.model.seq_len  # other estimators than the bound call the network for each position
         cost = len(texts) * length * max(draws, length if request.estimator not in (None, "bound") else 0)
-        inbox = Inbox()
-        call = Call(compute, cost, 0.0, functools.partial(inbox.put, 0))
-        [(_, bounds)] = [event async for event in self.submit(http, request, inbox, call)]
-        if isinstance(bounds, Exception):
-            raise bounds
+        [(_, bounds)] = [event async for event in self.submit(http, request, [Call(compute, cost)])]
+        if isinstance(bounds, Failed):
+            raise RequestError(*bounds)
         names = ("nats", "stderr", "tokens", "nats_per_token", "bits_per_char", "is_exact")
         scores = [{"index": i, **{name: getattr(bound, name) for name in names}} for i, bound in enumerate(bounds)]
         tokens = sum(bound.tokens for bound in bounds)
@@ -171,7 +170,7 @@ class Reply:
         drawn: defaultdict[int, dict[int, Edit]] = defaultdict(dict)
         async for place, event in self.events:
             if isinstance(event, Failed):
-                raise RequestError(event.code, event.message)
+                raise RequestError(*event)
             if isinstance(event, Finished):
                 self.finished[place] = event
             else:
@@ -193,7 +192,7 @@ class Reply:
                 sent = time.monotonic()
                 yield b":\n\n"
             if isinstance(event, Failed):
-                yield _sse(RequestError(event.code, event.message).body)
+                yield _sse(RequestError(*event).body)
                 return
             if isinstance(event, Finished):
                 self.finished[place] = event
@@ -232,7 +231,7 @@ class Reply:
             else:
                 if event.edits and not seen:
                     seen = True
-                    self.server.metrics.first_edit.observe(time.perf_counter() - started)
+                    self.server.engine.metrics.first_edit.observe(time.perf_counter() - started)
                 edits = [texts.describe_edit(edit, details) for edit in event.edits]
                 progress = {"nfe_done": event.calls, "nfe_total": event.total_calls}
                 yield _sse({"index": place, "step": event.step, "t": event.t, **progress, "edits": edits}, "step")
@@ -247,14 +246,14 @@ class Inbox:
 
     def __init__(self) -> None:
         self.loop, self.queue = asyncio.get_running_loop(), asyncio.Queue[tuple[int, Any] | None]()
-        self.work: Job | Call | None = None
+        self.job: Job | None = None
         self.sent = self.read = 0
 
     def put(self, place: int, event: object) -> None:
         """Pass an event on; called by the engine."""
         self.sent += _size(event)
-        if self.work and self.sent - self.read > UNREAD:
-            self.work.canceled = True
+        if self.job and self.sent - self.read > UNREAD:
+            self.job.canceled = True
         self.loop.call_soon_threadsafe(self.queue.put_nowait, (place, event))
 
     async def get(self) -> tuple[int, Any] | None:
@@ -265,8 +264,8 @@ class Inbox:
 
     async def events(self, http: Request) -> Events:
         """Yield the events until all rows, or the call, are done."""
-        watcher, work = asyncio.ensure_future(self._watch(http)), self.work
-        left = len(work.rows) if isinstance(work, Job) else 1
+        assert self.job
+        watcher, left = asyncio.ensure_future(self._watch(http)), len(self.job.rows)
         try:
             while left:
                 if (item := await self.get()) is None:
@@ -274,8 +273,7 @@ class Inbox:
                 yield item
                 left -= not isinstance(item[1], Step)
         finally:
-            if work:
-                work.canceled = True
+            self.job.canceled = True
             watcher.cancel()
 
     async def _watch(self, http: Request) -> None:
