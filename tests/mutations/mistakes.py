@@ -936,8 +936,8 @@ MISTAKES = [
     Mistake(
         "moments of the optimizer are not saved",
         "training/trainer.py",
-        "for key, value in optimizer.state.get(weight, {}).items()",
-        "for key, value in optimizer.state.get(name, {}).items()",
+        "if weight in optimizer.state\n",
+        "if name in optimizer.state\n",
         KILLED,
     ),
     Mistake(

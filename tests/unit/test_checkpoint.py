@@ -58,7 +58,7 @@ def test_a_file_that_may_not_be_read_is_named_and_is_no_damage(
 def test_the_newest_and_the_best_are_not_pruned(tmp_path: Path) -> None:
     for step in range(1, 6):
         save(tmp_path, step)
-    checkpoint.prune(tmp_path, 2, "step-00000002")
+    checkpoint.prune(tmp_path, 2, 2)
     assert names(tmp_path) == ["2", "4", "5"]
     checkpoint.prune(tmp_path, 1, None)
     assert names(tmp_path) == ["5"]

@@ -420,13 +420,13 @@ def run_folder(path: Path) -> Path:
 # Removing --------------------------------------------------------------------------------------------------
 
 
-def prune(root: Path, keep: int, best: str | None) -> None:
-    """Remove all but the newest ``keep`` checkpoints and the one named ``best``.
+def prune(root: Path, keep: int, best_step: int | None) -> None:
+    """Remove all but the newest ``keep`` checkpoints and that of ``best_step``.
 
     Each is renamed first, so that no reader takes what is left of it for a damaged one.
     """
     for folder in list_checkpoints(root)[keep:]:
-        if folder.name != best:
+        if best_step is None or folder.name != step_name(best_step):
             removed = root / f"{files.PARTIAL_PREFIX}{folder.name}"
             with suppress(OSError):  # a failure is tried again at the next save
                 folder.rename(removed)

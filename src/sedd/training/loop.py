@@ -251,7 +251,7 @@ def _resume_or_start(trainer: Trainer, out: Path, resume: bool, on_event: OnEven
         if newest is None and (kept := run_log.set_aside_log(out)):
             on_event("note", {"text": f"the log of a run that saved no checkpoint is kept as {kept}"})
         checkpoint.set_aside_corrupted(root, newest)
-        trainer.prune(root, trainer.state.best_step)
+        checkpoint.prune(root, trainer.config.train.keep_checkpoints, trainer.state.best_step)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ Reference: Zhao et al. 2023, "PyTorch FSDP: Experiences on Scaling Fully Sharded
 import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, final
@@ -240,7 +240,6 @@ class Trainer:
         return record | ({} if bits is None else {"bound_bits_per_char": bits}) | difference
 
     def _bound_of(self, model: DiscreteModel) -> LikelihoodEstimate[float]:
-        """Return the bound of a model on validation data."""
         options = self.config.train
         return validation.validation_bound(
             partial(self.bind, model),
@@ -266,65 +265,52 @@ class Trainer:
 
         On a GPU the files are written in the background; `writer.wait` waits for them.
         """
-        tensors = self._gather_sharded() if self.config.train.fsdp else self._named_tensors()
+        tensors = self._named_tensors()
         if self.ranks.is_main:
             index = self.blocks.index
             dataset = {"vocab_size": index.vocab_size, "labels": self.blocks.labels, "data_sha256": index.sha256}
             dataset |= {} if self.token_counts is None else {"token_counts": self.token_counts}
             records = {"config": {**self.config.as_dict(), **dataset}, "state": dict(vars(self.state))}
             self.writer.wait()  # before the copies: there is room for those of one checkpoint
-            self.writer.submit(partial(self._write, root, replace(self.state), copy_to_host(tensors), records))
-
-    @property
-    def _have_state(self) -> bool:
-        """Whether all optimizers have made a step: a run that stopped in its first one is resumed without moments."""
-        return all(optimizer.state for optimizer in self.optimizers)
+            self.writer.submit(partial(self._write, root, copy_to_host(tensors), records))
 
     def _named_tensors(self) -> dict[str, dict[str, Tensor]]:
-        """Return weights, EMA and the optimizers' moments by name, without torch's modules for sharded ones."""
-        moments = {
-            f"{name}|{key}": value
-            for name, weight in self.network.named_parameters()
-            for optimizer in self.optimizers
-            for key, value in optimizer.state.get(weight, {}).items()
-            if self._have_state
-        }
-        return {"model": self.network.state_dict(), "ema": self.ema.network.state_dict(), "optimizer": moments}
+        """Return weights, EMA and moments by name; of sharded ones the first process gathers one tensor at a time."""
+        # a run that stopped in its first step is resumed without moments
+        optimizers = self.optimizers if all(optimizer.state for optimizer in self.optimizers) else []
+        networks = {"model": self.network, "ema": self.ema.network}
+        if self.config.train.fsdp:
+            from torch.distributed.checkpoint import state_dict  # takes a second, and one process needs none of it
 
-    def _gather_sharded(self) -> dict[str, dict[str, Tensor]]:
-        """Return what `_named_tensors` does: FSDP gathers one tensor at a time, and the first process keeps it."""
-        from torch.distributed.checkpoint import state_dict
-
-        gather = state_dict.StateDictOptions(full_state_dict=True, cpu_offload=True)
-        optimizers: dict[str, Any] = {"state": {}}
-        if self._have_state:  # else torch would give them one, as after a step
-            optimizers = state_dict.get_optimizer_state_dict(self.network, self.optimizers, options=gather)
-        return {
-            "model": state_dict.get_model_state_dict(self.network, options=gather),
-            "ema": state_dict.get_model_state_dict(self.ema.network, options=gather),
-            "optimizer": {
-                f"{name}|{key}": value
-                for name, values in optimizers.get("state", {}).items()  # processes but the first get nothing
-                for key, value in values.items()
-            },
+            gather = state_dict.StateDictOptions(full_state_dict=True, cpu_offload=True)
+            gathered: dict[str, Any] = {}
+            if optimizers:  # else torch would give them a state, as after a step
+                gathered = state_dict.get_optimizer_state_dict(self.network, optimizers, options=gather)
+            moments = gathered.get("state", {})  # processes but the first get nothing
+            found = {stem: state_dict.get_model_state_dict(module, options=gather) for stem, module in networks.items()}
+        else:
+            moments = {
+                name: optimizer.state[weight]
+                for name, weight in self.network.named_parameters()
+                for optimizer in optimizers
+                if weight in optimizer.state
+            }
+            found = {stem: module.state_dict() for stem, module in networks.items()}
+        return found | {
+            "optimizer": {f"{name}|{key}": value for name, values in moments.items() for key, value in values.items()}
         }
 
-    def _write(
-        self, root: Path, state: TrainingState, tensors: dict[str, dict[str, Tensor]], records: dict[str, Any]
-    ) -> None:
+    def _write(self, root: Path, tensors: dict[str, dict[str, Tensor]], records: dict[str, Any]) -> None:
         """Write a checkpoint unless one of its tensors is not finite, and remove older ones."""
+        state = records["state"]
         for stem, values in tensors.items():
             if name := checkpoint.nonfinite(values):
                 raise NonFiniteError(
-                    f"at step {state.step} {name} of the {stem} is not finite; that step is not saved, and checkpoints "
-                    "before it are as they were. Try a lower optim.lr"
+                    f"at step {state['step']} {name} of the {stem} is not finite; that step is not saved, and "
+                    "checkpoints before it are as they were. Try a lower optim.lr"
                 )
-        checkpoint.save(root, checkpoint.step_name(state.step), tensors, records, self.blocks.tokenizer.files())
-        self.prune(root, state.best_step)
-
-    def prune(self, root: Path, best: int | None) -> None:
-        """Remove all checkpoints but the newest ``train.keep_checkpoints`` and that of step ``best``."""
-        checkpoint.prune(root, self.config.train.keep_checkpoints, None if best is None else checkpoint.step_name(best))
+        checkpoint.save(root, checkpoint.step_name(state["step"]), tensors, records, self.blocks.tokenizer.files())
+        checkpoint.prune(root, self.config.train.keep_checkpoints, state["best_step"])
 
     def resume(self, folder: Path) -> None:
         """Load a checkpoint, written by any number of processes."""
@@ -363,8 +349,9 @@ class Trainer:
                 "trained on; restore the data, or start a new run with another --out"
             )
         trained, current = stored.config.by_key(), self.config.by_key()
-        for key in (key for name in FIXED for key in trained | current if f"{key}.".startswith(f"{name}.")):
-            if (then := trained.get(key)) != (now := current.get(key)):
+        for key in trained | current:
+            then, now = trained.get(key), current.get(key)
+            if then != now and any(f"{key}.".startswith(f"{name}.") for name in FIXED):
                 raise ValueError(
                     f"{folder} was trained with {key} {then}, and {key} is {now}; resume with --set {key}="
                     f"{'null' if then is None else then}"
@@ -390,13 +377,11 @@ def _pinned_copy(value: Tensor) -> Tensor:
 
 def copy_to_host(groups: Mapping[str, Mapping[str, Tensor]]) -> dict[str, dict[str, Tensor]]:
     """Copy tensors to the host, from a GPU through pinned memory, so that training may change them."""
-    copies: dict[str, dict[str, Tensor]] = {stem: {} for stem in groups}
-    for stem, values in groups.items():
-        for name, value in values.items():
-            value = value.detach()
-            copies[stem][name] = (
-                _pinned_copy(value) if value.is_cuda else value.clone(memory_format=torch.contiguous_format)
-            )
+
+    def copy(value: Tensor) -> Tensor:
+        return _pinned_copy(value) if value.is_cuda else value.clone(memory_format=torch.contiguous_format)
+
+    copies = {stem: {name: copy(value.detach()) for name, value in values.items()} for stem, values in groups.items()}
     if torch.cuda.is_initialized():
         torch.cuda.current_stream().synchronize()
     return copies
@@ -460,7 +445,7 @@ class StepMetrics(NamedTuple):
 
 
 OnNonFinite = Callable[[PendingStep], None]
-"""Called with a step whose loss or gradient was not finite; raises to stop the run."""
+"""Called with a step whose loss or gradient was not finite; raises an error to stop the run."""
 
 
 def train_step(trainer: Trainer, batch: Batch, lr: float, on_nonfinite: OnNonFinite) -> StepMetrics:
@@ -470,9 +455,7 @@ def train_step(trainer: Trainer, batch: Batch, lr: float, on_nonfinite: OnNonFin
     the host reads it one step later, in `finish_step`, when the next forward and backward pass are queued, so that the
     device is never idle.
 
-    Args:
-        trainer: Network, EMA and optimizers; its counters advance by one step.
-        on_nonfinite: Called if the loss or gradient of the previous step, on a CPU of this one, was not finite.
+    ``on_nonfinite`` is called if the loss or gradient of the previous step, on a CPU of this one, was not finite.
     """
     config, state, ranks = trainer.config, trainer.state, trainer.ranks
     _seed_dropout(ranks.device, seeded_generator(config.seed, state.step, DROPOUT_STREAM, ranks.rank).initial_seed())
@@ -513,10 +496,7 @@ def train_step(trainer: Trainer, batch: Batch, lr: float, on_nonfinite: OnNonFin
 
 def _seed_dropout(device: torch.device, seed: int) -> None:
     """Seed the generator of one device; `torch.manual_seed` makes a traceback for each kind that is not there."""
-    if device.type == "cuda":
-        torch.cuda.manual_seed(seed)
-    else:
-        torch.default_generator.manual_seed(seed)
+    (torch.cuda if device.type == "cuda" else torch.default_generator).manual_seed(seed)
 
 
 def finish_step(trainer: Trainer, on_nonfinite: OnNonFinite) -> None:
