@@ -33,6 +33,7 @@ from sedd.training.trainer import (
 )
 
 Record = dict[str, Any]
+Note = Callable[[str], None]
 OnEvent = Callable[[str, Record], None]
 """Progress callback, called in every process: ("log", record) after each step, ("note", {"text": …}) for messages.
 
@@ -70,8 +71,13 @@ def run(
         config: The run, as `overrides.merge_config` returns it.
         prepare: Returns the folder of the run's shards; called by one process per machine.
         resume: Whether to continue the run in ``out``.
+        on_event: The progress callback.
         device: cpu or cuda; by default the GPU if there is one.
     """
+
+    def note(text: str) -> None:
+        on_event("note", {"text": text})
+
     with (
         distributed.process_group(device) as ranks,
         files.locked_folder(out) if ranks.is_main else nullcontext(),
@@ -79,9 +85,9 @@ def run(
     ):
         trainer = Trainer(with_absolute_paths(config, out), *open_datasets(config, prepare, ranks), ranks)
         if trainer.blocks.padding is not None:
-            on_event("note", {"text": trainer.blocks.padding})
-        _resume_or_start(trainer, out, resume, on_event)
-        with _signals() as caught, _open_log(trainer, out, on_event) as write, _all_written(trainer, on_event):
+            note(trainer.blocks.padding)
+        _resume_or_start(trainer, out, resume, note)
+        with _signals() as caught, _open_log(trainer, out, note) as write, _all_written(trainer, note):
             validation = _train(trainer, out, caught, write, on_event)
         return TrainingResult(out, trainer.state, caught[-1] if caught else None, validation)
 
@@ -91,20 +97,21 @@ def _train(
 ) -> dict[str, float]:
     """Train until the budget is used up or a signal is caught; return the validation bound at the end."""
     config, options, ranks, state = trainer.config, trainer.config.train, trainer.ranks, trainer.state
-    eval_every, root = config.eval_every, out / checkpoint.CHECKPOINTS
-    on_nonfinite = partial(_handle_nonfinite, trainer, out, on_event)
-    clock, overfitting = Clock(state), OverfittingCheck(run_log.read_log(out) if ranks.is_main else ())
-    validation: dict[str, float] = {}
-    unread: Callable[[], Record] | None = None
-    spent, stopping = _agree(config, state, ranks, False)
-    if spent >= 1:
-        finished = config.budget.describe_spent(state.step, state.tokens, state.seconds)
-        on_event("note", {"text": f"{out} is finished: {finished}"})
+
+    def note(text: str) -> None:
+        on_event("note", {"text": text})
 
     def report(record: Record) -> None:
         write(record)
         on_event("log", {"spent": spent, **record})
 
+    on_nonfinite = partial(_handle_nonfinite, trainer, out, note)
+    clock, overfitting = Clock(state), OverfittingCheck(run_log.read_log(out) if ranks.is_main else ())
+    validation: dict[str, float] = {}
+    unread: Callable[[], Record] | None = None
+    spent, stopping = _agree(config, state, ranks, False)
+    if spent >= 1:
+        note(f"{out} is finished: {config.budget.describe_spent(state.step, state.tokens, state.seconds)}")
     for batch in trainer.dataloader.iterate(state.step):
         if spent >= 1 or stopping:
             break
@@ -118,7 +125,7 @@ def _train(
         spent, stopping = _agree(config, state, ranks, bool(caught))
         is_last = stopping or spent >= 1
         is_complete = spent >= 1 and not stopping  # the last step is logged and evaluated, whatever the intervals
-        validates = is_complete or _is_due(state.step, eval_every)
+        validates = is_complete or _is_due(state.step, config.eval_every)
         samples, saves = _is_due(state.step, options.sample_every), is_last or _is_due(state.step, options.save_every)
         is_finished = validates or samples or saves or ranks.device.type == "cpu"
         if is_finished:
@@ -136,7 +143,7 @@ def _train(
         if samples:
             with clock.count_apart("eval_seconds"):
                 record["samples"] = trainer.sample_texts(4)
-            on_event("note", {"text": f"step {state.step}: {record['samples'][0]!r}"})
+            note(f"step {state.step}: {record['samples'][0]!r}")
         record |= validation
         if validation and state.update_best(validation["bound"], saves or _saves_best(config, state.step)):
             saves = True
@@ -146,13 +153,12 @@ def _train(
             _check_bound(state.step, validation)
         if saves:
             with clock.count_apart("save_seconds"):
-                trainer.save(root)
+                trainer.save(out / checkpoint.CHECKPOINTS)
                 if is_last:
                     trainer.writer.wait()
-        warning = overfitting.describe(record, state.best_step) if validation else None
         on_event("log", {"spent": spent, **record})
-        if warning is not None:
-            on_event("note", {"text": warning})
+        if validation and (warning := overfitting.describe(record, state.best_step)):
+            note(warning)
     if spent < 1 or stopping:
         return validation
     validation = validation or _logged_bound(trainer, out)
@@ -202,15 +208,15 @@ def _saves_best(config: RunConfig, step: int) -> bool:
 
 
 def _agree(config: RunConfig, state: TrainingState, ranks: Ranks, stop: bool) -> tuple[float, bool]:
-    """Return the fraction of the budget that is used, at most 1, and whether to stop; the same in all processes.
+    """Return the used fraction of the budget, at most 1, and whether to stop; the same in all processes.
 
-    The fraction is that of the nearest limit. Time is the mean over processes. No GPU is waited for.
+    Time is the mean over processes. No GPU is waited for.
     """
     seconds, stops = ranks.all_reduce_sum(torch.tensor([state.seconds, float(stop)], dtype=torch.float64)).tolist()
     return config.budget.spent(state.step, state.tokens, seconds / ranks.world_size), stops > 0
 
 
-def _handle_nonfinite(trainer: Trainer, out: Path, on_event: OnEvent, pending: PendingStep) -> None:
+def _handle_nonfinite(trainer: Trainer, out: Path, note: Note, pending: PendingStep) -> None:
     """Save the batch of a step that was not finite; then stop, or skip the step if ``train.max_skips`` allows."""
     options, state = trainer.config.train, trainer.state
     path = out / "nonfinite" / f"{checkpoint.step_name(pending.step)}-rank-{trainer.ranks.rank}.safetensors"
@@ -218,7 +224,7 @@ def _handle_nonfinite(trainer: Trainer, out: Path, on_event: OnEvent, pending: P
     state.skipped += 1
     if options.on_nonfinite == "skip" and state.skipped <= options.max_skips:
         skipped = f"skipped ({state.skipped} so far), its batch is in {path}"
-        on_event("note", {"text": f"step {pending.step}: loss or gradient is not finite; {skipped}"})
+        note(f"step {pending.step}: loss or gradient is not finite; {skipped}")
         return
     state.step, state.tokens = pending.step, pending.tokens
     trainer.save(out / checkpoint.CHECKPOINTS)
@@ -233,37 +239,36 @@ def _handle_nonfinite(trainer: Trainer, out: Path, on_event: OnEvent, pending: P
 # Start and end ---------------------------------------------------------------------------------------------
 
 
-def _resume_or_start(trainer: Trainer, out: Path, resume: bool, on_event: OnEvent) -> None:
+def _resume_or_start(trainer: Trainer, out: Path, resume: bool, note: Note) -> None:
     """Load the newest intact checkpoint if ``resume``; otherwise reject a folder that holds a run."""
     root = out / checkpoint.CHECKPOINTS
     if not resume and checkpoint.list_checkpoints(root):
         raise ValueError(f"{out} holds a run already; add --resume to continue it, or choose another --out")
-    newest = checkpoint.newest(root, lambda text: on_event("note", {"text": text})) if resume else None
+    newest = checkpoint.newest(root, note) if resume else None
     if newest:
         trainer.resume(newest)
-        on_event("note", {"text": f"resuming from {newest.name}"})
-    elif resume:
-        on_event("note", {"text": f"{out} has no checkpoint yet; starting from step 0"})
+    if resume:
+        note(f"resuming from {newest.name}" if newest else f"{out} has no checkpoint yet; starting from step 0")
     trainer.ranks.barrier()  # until all processes have read it
     if trainer.ranks.is_main:
         if (out / run_log.LOG).exists():
             run_log.read_log(out)  # raises if it is damaged, before anything is written
         if newest is None and (kept := run_log.set_aside_log(out)):
-            on_event("note", {"text": f"the log of a run that saved no checkpoint is kept as {kept}"})
+            note(f"the log of a run that saved no checkpoint is kept as {kept}")
         checkpoint.set_aside_corrupted(root, newest)
         checkpoint.prune(root, trainer.config.train.keep_checkpoints, trainer.state.best_step)
 
 
 @contextmanager
-def _all_written(trainer: Trainer, on_event: OnEvent) -> Iterator[None]:
-    """Wait at the end for what is written in the background; its error is raised, or printed beside another one."""
+def _all_written(trainer: Trainer, note: Note) -> Iterator[None]:
+    """Wait at the end for background writes; raise their error, or only print it if there is another one."""
     try:
         yield
     except BaseException:
         try:
             trainer.writer.wait()
         except Exception as error:
-            on_event("note", {"text": str(error)})
+            note(str(error))
         raise
     trainer.writer.wait()
 
@@ -359,46 +364,47 @@ class Clock:
 
 @final
 class OverfittingCheck:
-    """Follows the validation bounds of a run, which have the same sequences, times and noise; it is reported once."""
+    """Follows the validation bounds of a run, which have the same sequences, times and noise; reports overfitting once.
+
+    ``records``, those of a log, are its beginning.
+    """
 
     def __init__(self, records: Iterable[Record]) -> None:
-        """Begin with the bounds among the records of a log."""
-        self._bounds = [record for record in records if _has_bound(record)]
         self._is_reported = False
+        self._bounds: list[tuple[float, float, int]] = []
+        for record in records:
+            self._add(record)
+
+    def _add(self, record: Record) -> bool:
+        has_bound = math.isfinite(record.get("bound", math.nan))
+        if has_bound:
+            self._bounds.append((record["bound"], record["bound_stderr"], record["step"]))
+        return has_bound
 
     def describe(self, record: Record, saved_step: int | None) -> str | None:
         """Add a record; return what to say where it is the first that shows overfitting."""
-        if self._is_reported or not _has_bound(record):
+        if not self._add(record) or self._is_reported:
             return None
-        self._bounds.append(record)
-        lowest = min(self._bounds, key=_bound)
-        later = self._bounds[self._bounds.index(lowest) + 1 :][-PATIENCE:]
-        if len(later) < PATIENCE or min(map(_bound, later)) <= lowest["bound"] + lowest["bound_stderr"]:
+        lowest = min(self._bounds)
+        bound, stderr, step = lowest
+        later = [higher for higher, *_ in self._bounds[self._bounds.index(lowest) + 1 :]][-PATIENCE:]
+        if len(later) < PATIENCE or min(later) <= bound + stderr:
             return None
         self._is_reported = True
         if saved_step is None:
             saved = "No checkpoint is saved before the end; set train.save_every to keep the best"
         else:
-            saved = f"Commands use the checkpoint of step {saved_step:,}"
-            if saved_step != lowest["step"]:
-                saved += ", the best that was saved; a lower train.save_every saves more"
+            is_best = "" if saved_step == step else ", the best that was saved; a lower train.save_every saves more"
+            saved = f"Commands use the checkpoint of step {saved_step:,}{is_best}"
         return (
-            f"the run overfits: its validation bound was {lowest['bound']:.3f} nats per token at step "
-            f"{lowest['step']:,}, the last {PATIENCE} were higher, and now it is {record['bound']:.3f}. {saved}; stop, "
-            "and train on more text, a smaller network, or with --set model.dropout=0.1"
+            f"the run overfits: its validation bound was {bound:.3f} nats per token at step {step:,}, the last "
+            f"{PATIENCE} were higher, and now it is {record['bound']:.3f}. {saved}; stop, and train on more text, a "
+            "smaller network, or with --set model.dropout=0.1"
         )
 
 
-def _bound(record: Record) -> float:
-    return float(record["bound"])
-
-
-def _has_bound(record: Record) -> bool:
-    return math.isfinite(record.get("bound", math.nan))
-
-
 @contextmanager
-def _open_log(trainer: Trainer, out: Path, on_event: OnEvent) -> Iterator[Callable[[Record], None]]:
+def _open_log(trainer: Trainer, out: Path, note: Note) -> Iterator[Callable[[Record], None]]:
     """Write config.json and environment.json, and yield a function that appends to the log; first process only."""
     if not trainer.ranks.is_main:
         yield lambda record: None
@@ -409,10 +415,10 @@ def _open_log(trainer: Trainer, out: Path, on_event: OnEvent) -> Iterator[Callab
     with checkpoint.explain_write_errors(out / run_log.LOG):
         log = run_log.RunLog(out, after=trainer.state.step)
     if log.torn:
-        on_event("note", {"text": f"the last line of {log.path} was not completely written; it was dropped"})
+        note(f"the last line of {log.path} was not completely written; it was dropped")
     if (expected := trainer.state.logged) is not None and log.records < expected:
         lost = f"{log.path} has {log.records} of the {expected} records up to step {trainer.state.step}"
-        on_event("note", {"text": f"{lost}; the others are lost, and what is computed does not depend on them"})
+        note(f"{lost}; the others are lost, and what is computed does not depend on them")
     trainer.state.logged = log.records
 
     def write(record: Record) -> None:
@@ -420,23 +426,17 @@ def _open_log(trainer: Trainer, out: Path, on_event: OnEvent) -> Iterator[Callab
             log.write(record)
         trainer.state.logged = log.records
 
-    with _quiet_writer_threads():
-        try:
-            yield write
-        except BaseException:
-            with suppress(OSError):  # the first error is the one to report
-                log.close()
-            raise
-        with checkpoint.explain_write_errors(log.path):
-            log.close()
-
-
-@contextmanager
-def _quiet_writer_threads() -> Iterator[None]:
-    """Suppress tracebacks of OSError in threads: TensorBoard raises such an error again at its next write."""
+    # TensorBoard's thread raises an OSError again at its next write: its traceback is suppressed
     before = threading.excepthook
     threading.excepthook = lambda args: None if issubclass(args.exc_type, OSError) else before(args)
     try:
-        yield
+        yield write
+    except BaseException:
+        with suppress(OSError):  # the first error is the one to report
+            log.close()
+        raise
+    else:
+        with checkpoint.explain_write_errors(log.path):
+            log.close()
     finally:
         threading.excepthook = before
