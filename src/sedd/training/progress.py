@@ -17,6 +17,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from sedd.extras import install_hint
 from sedd.runtime.launch import find_launch
+from sedd.schema import check_choice
 from sedd.terminal import visible
 from sedd.training.config import RunConfig
 
@@ -37,7 +38,7 @@ class LineTimer:
         self.begin(0.0)
 
     def begin(self, fraction: float) -> None:
-        """Measure the speed from now on: a run that is resumed begins with a part of its work done."""
+        """Measure the speed from now on: a resumed run begins with a part of its work done."""
         self.start, self.begun = self.clock(), fraction
 
     def is_due(self, fraction: float) -> bool:
@@ -82,43 +83,35 @@ def progress_on_stderr(label: str, shown: bool = True) -> Iterator[OnProgress]:
 @contextmanager
 def progress_bar() -> Iterator[tuple["OnEvent", OnProgress]]:
     """Yield the progress callbacks of training and of data preparation; rank 0 alone prints."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TaskProgressColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}"),
-    )
+    note = TextColumn("{task.fields[note]}")
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn(), note)
     console, is_main = Console(stderr=True), find_launch().rank == 0
     with (
-        progress_on_stderr("preparing the data", shown=is_main and not console.is_terminal) as preparing,
+        progress_on_stderr("preparing the data", shown=is_main and not console.is_terminal) as print_preparation,
         Progress(*columns, console=console, disable=not (is_main and console.is_terminal)) as bar,
     ):
-        on_event = _training_callback(bar) if is_main else _ignore_event
-        yield on_event, _preparation_callback(bar) if console.is_terminal else preparing
+        preparing = bar.add_task("preparing", visible=False, note="")
 
+        def show_preparation(done: int, total: int) -> None:
+            bar.update(preparing, completed=done, total=total or None, visible=done != total)
 
-def _ignore_event(kind: str, record: dict[str, Any]) -> None:
-    """Do nothing: the first process alone prints."""
-
-
-def _preparation_callback(bar: Progress) -> OnProgress:
-    task = bar.add_task("preparing", visible=False, note="")
-    return lambda done, total: bar.update(task, completed=done, total=total or None, visible=done != total)
+        on_event = _training_callback(bar) if is_main else lambda kind, record: None
+        yield on_event, show_preparation if console.is_terminal else print_preparation
 
 
 def _training_callback(bar: Progress) -> "OnEvent":
-    task = bar.add_task("training", total=1.0, visible=False, note="")
-    timer, latest, begun = LineTimer(), "", False
+    task, timer, latest = bar.add_task("training", total=1.0, visible=False, note=""), LineTimer(), ""
+    has_begun = False
 
-    def show(kind: str, record: dict[str, Any]) -> None:
-        nonlocal latest, begun
-        if kind == "note":
-            _print_line(bar.console, record["text"])
-            return
-        if not begun:
-            begun = True
+    def on_event(kind: str, record: dict[str, Any]) -> None:
+        with suppress(OSError):  # of a terminal that was closed: the run must be saved
+            _print_line(bar.console, record["text"]) if kind == "note" else show(record)
+
+    def show(record: dict[str, Any]) -> None:
+        nonlocal latest, has_begun
+        if not has_begun:
             timer.begin(record["spent"])
+        has_begun = True
         if "loss" in record:
             loss = _describe_bits(record, "bits_per_char", "loss")
             latest = f"step {record['step']}  {loss}  {record['tokens_per_second']:,} tok/s"
@@ -128,10 +121,6 @@ def _training_callback(bar: Progress) -> "OnEvent":
             _print_line(bar.console, f"step {record['step']}: validation bound {bound}")
         if latest and not bar.console.is_terminal and (record["spent"] >= 1 or timer.is_due(record["spent"])):
             _print_line(bar.console, f"{timer.describe(record['spent'])}: {latest}")
-
-    def on_event(kind: str, record: dict[str, Any]) -> None:
-        with suppress(OSError):  # of a terminal that was closed: the run must be saved
-            show(kind, record)
 
     return on_event
 
@@ -145,13 +134,9 @@ def _print_line(console: Console, text: str) -> None:
     console.print(visible(text), markup=False, highlight=False, soft_wrap=True)
 
 
-TRACKERS = ("wandb", "trackio")
-
-
 def import_tracker(name: str) -> Any:
-    """Import a tracker; one that is unknown or not installed is refused."""
-    if name not in TRACKERS:
-        raise ValueError(f"track is {name!r}; choose one of {', '.join(TRACKERS)}")
+    """Import a tracker; reject one that is unknown or not installed."""
+    check_choice("track", name, ("wandb", "trackio"))
     try:
         return importlib.import_module(name)
     except ImportError:
@@ -160,10 +145,10 @@ def import_tracker(name: str) -> Any:
 
 @contextmanager
 def track_run(name: str | None, config: RunConfig, out: Path, on_event: "OnEvent") -> Iterator["OnEvent"]:
-    """Yield a progress callback that calls ``on_event`` and sends what is measured to a tracker; None: the former only.
+    """Yield a callback that calls ``on_event`` and, unless ``name`` is None, sends what is measured to a tracker.
 
     The tracker's run has the name of the folder ``out``, in the project ``sedd`` unless the tracker's own settings name
-    another, and the configuration of the run. Of several processes the first alone sends.
+    another, and the configuration of the run. Only the first process sends.
     """
     if name is None or find_launch().rank != 0:
         yield on_event
