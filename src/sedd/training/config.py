@@ -296,29 +296,26 @@ class BudgetConfig(_Section):
     minutes: Annotated[float | None, within("(0, inf)")] = None
     """Minutes of training by the wall clock; evaluation and saving are counted apart."""
 
+    @property
+    def limits(self) -> dict[str, float]:
+        """The limits by name."""
+        return {name: limit for name, limit in vars(self).items() if limit}
+
     def describe(self) -> str:
         """Return the limits: 1,000 steps or 5 minutes."""
-        limits = {name: getattr(self, name) for name in ("steps", "tokens", "minutes")}
-        return " or ".join(
-            f"{limit:{',g' if name == 'minutes' else ','}} {name}" for name, limit in limits.items() if limit
-        )
+        return " or ".join(f"{limit:,.12g} {name}" for name, limit in self.limits.items())
 
     def spent(self, step: int, tokens: int, seconds: float) -> float:
         """Return the fraction of the nearest limit that is used, at most 1."""
         done = {"steps": step, "tokens": tokens, "minutes": seconds / 60}
-        used = 0.0
-        for name, value in done.items():
-            if limit := getattr(self, name):
-                used = max(used, value / limit)
-        return min(1.0, used)
+        return min(1.0, max((done[name] / limit for name, limit in self.limits.items()), default=0.0))
 
     def describe_spent(self, step: int, tokens: int, seconds: float) -> str:
         """Say that a budget is used up, and which one is larger by as much: budgets are totals of a run."""
         done: dict[str, float] = {"steps": step, "tokens": tokens, "minutes": round(seconds / 60, 2)}
         options = {"steps": "--steps ", "tokens": "--set budget.tokens=", "minutes": "--minutes "}
-        limits = {name: limit for name in options if (limit := getattr(self, name))}
-        name = max(limits, key=lambda name: done[name] / limits[name])
-        option, limit, more = options[name], limits[name], f"{round(done[name] + limits[name], 2):.12g}"
+        name, limit = max(self.limits.items(), key=lambda item: done[item[0]] / item[1])
+        option, more = options[name], f"{round(done[name] + limit, 2):.12g}"
         return (
             f"it has trained for {done[name]:,.12g} {name}, and {option}{limit:.12g} is the total of a run, so nothing "
             f"is left to train; {option}{more} trains for {limit:,.12g} more"
@@ -466,7 +463,7 @@ class RunConfig:
                 raise ValueError(
                     f"{option} needs sedd's own transformer, and network is {self.network['class']}; leave it out"
                 )
-        if self.budget.steps is self.budget.tokens is self.budget.minutes is None:
+        if not self.budget.limits:
             self.budget.steps = 1000
         return self
 
