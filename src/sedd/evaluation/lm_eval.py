@@ -13,9 +13,9 @@ Reference: Gao et al. 2023, "A framework for few-shot language model evaluation"
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, TypeVar, final
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import Any, NamedTuple, TypeVar, final
 
 import numpy as np
 import torch
@@ -25,9 +25,10 @@ from lm_eval.api.registry import register_model
 from rich.console import Console
 from rich.progress import track
 
-from sedd import evaluation, hub, samplers
+from sedd import hub, samplers
 from sedd.draws import derive_seed
-from sedd.likelihood import estimate_likelihood
+from sedd.evaluation.continuation import encode_continuation, require_packed_text, score_continuation
+from sedd.likelihood import LikelihoodEstimate, estimate_likelihood
 from sedd.likelihood.estimate import build_estimator
 from sedd.loading import LoadedModel
 from sedd.runtime.distributed import Ranks
@@ -55,10 +56,9 @@ class SeddLM(LM):
         max_batch_size: int | None = None,
         device: str | None = None,
     ) -> None:
-        """Load the model.
+        """Load a model from the folder of a run or a model, by its name on the Hub, or as it was loaded.
 
         Args:
-            pretrained: Folder of a run or a model, its name on the Hub, or a loaded model.
             steps: Sampling steps, for tasks that request samples.
             estimator: Likelihood estimator, as for ``sedd eval``.
             batch_size: Windows of a document that are scored at a time, each with all its draws.
@@ -67,16 +67,12 @@ class SeddLM(LM):
         if not str(batch_size).isdecimal() or int(batch_size) < 1:
             raise ValueError(f"batch_size is {batch_size!r}; give a number of 1 or more, it changes no result")
         loaded = hub.from_pretrained(pretrained, device=_device(device)) if isinstance(pretrained, str) else pretrained
-        evaluation.require_packed_text(loaded)
+        require_packed_text(loaded)
         self.loaded, self.draws, self.seed, self.steps = loaded, draws, seed, steps
         self.batch, self.estimator_name = int(batch_size) * draws, estimator
         self.estimator = build_estimator(estimator, loaded.model, seed=seed)
+        self.length = loaded.config.model.seq_len
         self._sum_of_variances, self._responses = 0.0, 0
-
-    @property
-    def length(self) -> int:
-        """The model's sequence length."""
-        return self.loaded.config.model.seq_len
 
     def get_model_info(self) -> dict[str, Any]:
         """Return what the harness writes next to its results."""
@@ -93,11 +89,11 @@ class SeddLM(LM):
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         """Return, for each (context, continuation), log p(continuation | context) and whether it is greedy decoding."""
-        return list(self._respond("loglikelihood", requests, self._continuation, disable_tqdm))
+        return self._respond("loglikelihood", requests, self._continuation, disable_tqdm)
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
         """Return log p(text) for each (text,), in disjoint windows so that each token is scored once."""
-        return list(self._respond("loglikelihood_rolling", requests, self._document, disable_tqdm))
+        return self._respond("loglikelihood_rolling", requests, self._document, disable_tqdm)
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """Return, for each (context, options), a continuation up to the first stop string."""
@@ -108,32 +104,23 @@ class SeddLM(LM):
             repeats[key] += 1
             return self._generate(context, GenerationOptions.parse(options, self.length), repeats[key] - 1)
 
-        return list(self._respond("generate_until", requests, generate_text, disable_tqdm))
+        return self._respond("generate_until", requests, generate_text, disable_tqdm)
 
-    def _respond(self, kind: str, requests: list[Instance], respond: Callable[..., T], quiet: bool) -> Iterator[T]:
-        for request in _with_progress(requests, kind, quiet):
-            response = respond(*request.args)
-            self.cache_hook.add_partial(kind, request.args, response)
-            yield response
+    def _respond(self, kind: str, requests: list[Instance], respond: Callable[..., T], quiet: bool) -> list[T]:
+        console, responses = Console(stderr=True), []
+        for request in track(requests, kind, console=console, transient=True, disable=quiet or not console.is_terminal):
+            responses.append(respond(*request.args))
+            self.cache_hook.add_partial(kind, request.args, responses[-1])
+        return responses
 
     # Responses ---------------------------------------------------------------------------------------------
 
     def _continuation(self, context: str, continuation: str) -> tuple[float, bool]:
-        given, rest = evaluation.encode_continuation(context, continuation, self.loaded)
-        found = evaluation.score_continuation(
-            given,
-            rest,
-            self.loaded,
-            estimator=self.estimator_name,
-            draws=self.draws,
-            seed=derive_seed(self.seed, context),
-            batch=self.batch,
-        )
-        self._add_variance(found.stderr * len(rest))
-        is_greedy = all(
-            token == rest[position] for position, token in samplers.decode_greedy(self.loaded, given, len(rest))
-        )
-        return -found.nats * len(rest), is_greedy
+        given, rest = encode_continuation(context, continuation, self.loaded)
+        options: Any = {"estimator": self.estimator_name, "draws": self.draws, "batch": self.batch}
+        found = score_continuation(given, rest, self.loaded, seed=derive_seed(self.seed, context), **options)
+        greedy = samplers.decode_greedy(self.loaded, given, len(rest))
+        return self._total(found, len(rest)), all(token == rest[position] for position, token in greedy)
 
     def _document(self, text: str) -> float:
         ids = self.loaded.tokenizer.encode(text)
@@ -149,8 +136,7 @@ class SeddLM(LM):
             batch=self.batch,
             ranks=Ranks(0, 1, self.loaded.device),
         )
-        self._add_variance(found.stderr * len(ids))
-        return -found.nats * len(ids)
+        return self._total(found, len(ids))
 
     def _generate(self, context: str, options: "GenerationOptions", number: int) -> str:
         given = self.loaded.tokenizer.encode(context)
@@ -169,19 +155,20 @@ class SeddLM(LM):
         text = self.loaded.tokenizer.decode(ids[: ids.index(eos)] if eos in ids else ids)
         return samplers.template.without_stop(text, options.stops)
 
-    def _add_variance(self, stderr: float) -> None:
-        self._sum_of_variances, self._responses = self._sum_of_variances + stderr**2, self._responses + 1
+    def _total(self, found: LikelihoodEstimate[float], tokens: int) -> float:
+        """Return log p of all tokens, and count its variance."""
+        self._sum_of_variances += (found.stderr * tokens) ** 2
+        self._responses += 1
+        return -found.nats * tokens
 
 
 @final
-@dataclass(frozen=True)
-class GenerationOptions:
+class GenerationOptions(NamedTuple):
     """Generation settings of a task."""
 
     tokens: int
     stops: tuple[str, ...]
-    warping: Warping | None
-    """None: greedy decoding."""
+    warping: Warping | None  # None: greedy decoding
 
     @classmethod
     def parse(cls, options: Mapping[str, Any], length: int) -> "GenerationOptions":
@@ -207,8 +194,3 @@ def _device(name: str | None) -> str:
     if torch.cuda.is_available():
         return name or "cuda"
     return "cpu" if name is None or name.startswith("cuda") else name
-
-
-def _with_progress(items: Iterable[T], label: str, quiet: bool) -> Iterable[T]:
-    console = Console(stderr=True)
-    return track(items, label, console=console, transient=True, disable=quiet or not console.is_terminal)
