@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from sedd import data, evaluation, tokenizer
 from sedd.data import readers
 from sedd.evaluation import detokenize
+from sedd.evaluation.corpus import Corpus
 from sedd.evaluation.protocols import DATASETS, DROP_REMAINDER, KEEP_REMAINDER, PROTOCOLS, Packing, Protocol
 from sedd.loading import LoadedModel
 from sedd.training.config import DataConfig, ModelConfig, RunConfig
@@ -128,7 +129,7 @@ def loaded(made: tokenizer.Tokenizer, length: int, **options: str) -> LoadedMode
     return found
 
 
-def read(path: Path, protocol: Protocol | str, model: LoadedModel, dataset: str | None = None) -> evaluation.Corpus:
+def read(path: Path, protocol: Protocol | str, model: LoadedModel, dataset: str | None = None) -> Corpus:
     chosen = evaluation.get_protocol(protocol) if isinstance(protocol, str) else protocol
     return evaluation.read_corpus(str(path), chosen, model, dataset, None)
 

@@ -12,6 +12,7 @@ import torch
 
 from sedd import evaluation
 from sedd.data import block_order
+from sedd.evaluation.corpus import validation_corpus
 from sedd.likelihood.variance_reduction import neighbour_variance
 from sedd.loading import load_model
 from sedd.runtime.distributed import Ranks
@@ -316,7 +317,7 @@ def test_bits_per_character_of_characters_of_two_bytes(tmp_path: Path) -> None:
     assert bound["bound_bits_per_char"] == pytest.approx(2 * bound["bound"] / math.log(2))
     trainer.save(tmp_path / "run" / "checkpoints")
     loaded = load_model(tmp_path / "run")
-    held_out = evaluation.validation_corpus(trainer.blocks.folder, loaded)
+    held_out = validation_corpus(trainer.blocks.folder, loaded)
     for corpus in (held_out, *evaluation.text_corpora(["éé"], loaded)):
         found = evaluation.evaluate(loaded, corpus, evaluation.SINGLE_TEXT, ALONE, draws=2)
         assert found["bits_per_token"] == pytest.approx(found["nats_per_token"] / math.log(2), abs=1e-4)

@@ -5,45 +5,19 @@ its likelihood with everything the number depends on; `likelihood_table` puts co
 `score_continuation` scores a continuation given its context. Sample quality is in `evaluation.quality`.
 """
 
-from sedd.evaluation.continuation import encode_continuation, encode_texts, require_packed_text, score_continuation
-from sedd.evaluation.corpus import Corpus, load_corpora, read_corpus, text_corpora, validation_corpus
-from sedd.evaluation.protocols import (
-    DATASETS,
-    PROTOCOLS,
-    SINGLE_TEXT,
-    Protocol,
-    default_draws,
-    get_protocol,
-    suite_datasets,
-)
-from sedd.evaluation.results import (
-    evaluate,
-    evaluate_difference,
-    evaluate_own_samples,
-    likelihood_table,
-    models_by_precision,
-)
-
-__all__ = [
-    "DATASETS",
-    "PROTOCOLS",
-    "SINGLE_TEXT",
-    "Corpus",
-    "Protocol",
-    "default_draws",
-    "encode_continuation",
-    "encode_texts",
-    "evaluate",
-    "evaluate_difference",
-    "evaluate_own_samples",
-    "get_protocol",
-    "likelihood_table",
-    "load_corpora",
-    "models_by_precision",
-    "read_corpus",
-    "require_packed_text",
-    "score_continuation",
-    "suite_datasets",
-    "text_corpora",
-    "validation_corpus",
-]
+from sedd.evaluation.continuation import encode_continuation as encode_continuation
+from sedd.evaluation.continuation import encode_texts as encode_texts
+from sedd.evaluation.continuation import score_continuation as score_continuation
+from sedd.evaluation.corpus import load_corpora as load_corpora
+from sedd.evaluation.corpus import read_corpus as read_corpus
+from sedd.evaluation.corpus import text_corpora as text_corpora
+from sedd.evaluation.protocols import SINGLE_TEXT as SINGLE_TEXT
+from sedd.evaluation.protocols import Protocol as Protocol
+from sedd.evaluation.protocols import default_draws as default_draws
+from sedd.evaluation.protocols import get_protocol as get_protocol
+from sedd.evaluation.protocols import suite_datasets as suite_datasets
+from sedd.evaluation.results import evaluate as evaluate
+from sedd.evaluation.results import evaluate_difference as evaluate_difference
+from sedd.evaluation.results import evaluate_own_samples as evaluate_own_samples
+from sedd.evaluation.results import likelihood_table as likelihood_table
+from sedd.evaluation.results import models_by_precision as models_by_precision

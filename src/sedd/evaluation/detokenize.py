@@ -19,11 +19,10 @@ Rules = Sequence[tuple[str, str]]
 
 def _rules(*tables: Rules) -> Detokenizer:
     """Return a function that applies every rule (a regular expression and its replacement) once, in order."""
-    compiled = [(re.compile(pattern), replacement) for rules in tables for pattern, replacement in rules]
 
     def detokenize(text: str) -> str:
-        for pattern, replacement in compiled:
-            text = pattern.sub(replacement, text)
+        for pattern, replacement in (rule for rules in tables for rule in rules):
+            text = re.sub(pattern, replacement, text)
         return text
 
     return detokenize
@@ -42,13 +41,8 @@ def _attach(marks: str) -> Rules:
 wikitext = _rules(
     _literal(("s '", "s'"), (" @-@ ", "-"), (" @,@ ", ","), (" @.@ ", ".")),
     _attach(":;.!?,"),
-    [
-        (r"\(\s*([^)]*?)\s*\)", r"(\1)"),
-        (r"\[\s*([^\]]*?)\s*\]", r"[\1]"),
-        (r"\{\s*([^}]*?)\s*\}", r"{\1}"),
-        (r'"\s*([^"]*?)\s*"', r'"\1"'),
-        (r"'\s*([^']*?)\s*'", r"'\1'"),
-    ],
+    [(r"\(\s*([^)]*?)\s*\)", r"(\1)"), (r"\[\s*([^\]]*?)\s*\]", r"[\1]"), (r"\{\s*([^}]*?)\s*\}", r"{\1}")],
+    [(r'"\s*([^"]*?)\s*"', r'"\1"'), (r"'\s*([^']*?)\s*'", r"'\1'")],
     _literal(("= = = =", "===="), ("= = =", "==="), ("= =", "=="), (" ° ", "°")),
     _literal((" \n", "\n"), ("\n ", "\n"), (" N ", " 1 "), (" 's", "'s")),
 )
@@ -66,13 +60,8 @@ lm1b = _rules(
     [(r" '(\w+)", r"'\1"), (r" (\w+) \. ", r" \1. "), (r" (\w+) \.$", r" \1.")],
     [(r" \? ", "? "), (r" \?$", "?"), (r" ! ", "! "), (r" !$", "!")],
     _attach(",:;"),
-    [
-        (r" / ", "/"),
-        (r'" ([^"]+) "', r'"\1"'),
-        (r"' ([^']+) '", r"'\1'"),
-        (r"\( ([^()]+) \)", r"(\1)"),
-        (r"\[ ([^\[\]]+) \]", r"[\1]"),
-    ],
+    [(r" / ", "/"), (r'" ([^"]+) "', r'"\1"'), (r"' ([^']+) '", r"'\1'")],
+    [(r"\( ([^()]+) \)", r"(\1)"), (r"\[ ([^\[\]]+) \]", r"[\1]")],
     _literal(("$ ", "$"), ("£ ", "£")),
 )
 """One Billion Words: joins contractions and addresses, attaches punctuation, quotes, brackets and currency signs."""

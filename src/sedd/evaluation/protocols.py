@@ -19,6 +19,7 @@ import numpy as np
 from sedd.evaluation import detokenize
 from sedd.likelihood.estimators import BoundTerms
 from sedd.likelihood.orders import Orders
+from sedd.schema import check_choice
 from sedd.tokenizer import Ids
 
 
@@ -35,14 +36,10 @@ class Eos(StrEnum):
 class Packing:
     """How token rows are cut into sequences: each batch of each shard of the rows is one stream."""
 
-    description: str
-    """Stored with results."""
-    keep_remainder: bool = False
-    """Whether the tokens left at the end of a stream form a shorter sequence; otherwise they are dropped."""
-    rows: int = sys.maxsize
-    """Rows per batch."""
-    shards: int = 1
-    """Contiguous parts of the rows. Published code had one for each of 8 worker processes."""
+    description: str  # is stored with results
+    keep_remainder: bool = False  # whether the tokens left at the end of a stream are a shorter sequence, or dropped
+    rows: int = sys.maxsize  # per batch
+    shards: int = 1  # contiguous parts of the rows; published code had one for each of 8 worker processes
 
     def __call__(self, rows: Sequence[Ids], length: int) -> list[Ids]:
         """Cut the rows, in order, into sequences of ``length`` tokens."""
@@ -64,14 +61,12 @@ DROP_REMAINDER = Packing("one stream, the rest at its end dropped")
 @final
 @dataclass(frozen=True)
 class Dataset:
-    """A benchmark: how its files are named and how they become rows of text."""
+    """A benchmark: how its files are named and become rows of text."""
 
     title: str
     detokenize: detokenize.Detokenizer
-    keep_line_ends: bool
-    """Whether rows keep their line ends and empty lines are rows; else lines are stripped and empty ones skipped."""
-    files: Mapping[str, tuple[str, ...]]
-    """Prefixes of file names, by split."""
+    keep_line_ends: bool  # whether rows keep their line ends and empty lines are rows; else lines are stripped
+    files: Mapping[str, tuple[str, ...]]  # prefixes of file names, by split
 
     def split_of(self, path: Path) -> str | None:
         """Return the split that a file holds, judging by its name."""
@@ -88,19 +83,14 @@ class Dataset:
 DATASETS: Mapping[str, Dataset] = {
     "lambada": Dataset("LAMBADA", detokenize.lambada, False, {"test": ("lambada",)}),
     "wikitext2": Dataset(
-        "WikiText-2",
-        detokenize.wikitext,
-        True,
+        *("WikiText-2", detokenize.wikitext, True),
         {"train": ("wikitext2-train",), "validation": ("wikitext2-valid",), "test": ("wikitext2-test",)},
     ),
     "ptb": Dataset(
         "PTB", detokenize.ptb, False, {"train": ("ptb.train",), "validation": ("ptb.valid",), "test": ("ptb.test",)}
     ),
-    "wikitext103": Dataset(
-        "WikiText-103",
-        detokenize.wikitext,
-        True,
-        # the raw test files of WikiText-2 and -103 are the same articles
+    "wikitext103": Dataset(  # its raw test file has the same articles as that of WikiText-2
+        *("WikiText-103", detokenize.wikitext, True),
         {"validation": ("wikitext103-valid",), "test": ("wikitext103-test", "wikitext-raw-test")},
     ),
     "lm1b": Dataset(
@@ -115,28 +105,19 @@ class Protocol:
     """How text becomes sequences, and which terms of their likelihood are reported."""
 
     name: str
-    split: str
-    """The part of a data set that is scored."""
-    length: int | None = None
-    """Tokens per sequence; None: the length the model was trained on."""
+    split: str  # the part of a data set that is scored
+    length: int | None = None  # tokens per sequence; None: the length the model was trained on
     eos: Eos = Eos.NONE
     packing: Packing = KEEP_REMAINDER
     terms: tuple[str, ...] = BoundTerms._fields
-    t_min: float = 0.0
-    """Smallest time of the diffusion term; published tables average over times from here to 1."""
-    draws: int = 8
-    """Default number of Monte Carlo draws per sequence; it affects the standard error, not the expected value."""
-    benchmarks: tuple[str, ...] = ()
-    """Data sets it can detokenize; if there are none, text is used unchanged."""
-    splits: Mapping[str, str] = field(default_factory=dict)
-    """Data sets whose split differs from ``split``."""
-    char_range: tuple[int, int] | None = None
-    """First and last character of the part that is scored; None: all."""
+    t_min: float = 0.0  # smallest time of the diffusion term; published tables average over times from here to 1
+    draws: int = 8  # default of Monte Carlo draws per sequence; it affects the standard error, not the expected value
+    benchmarks: tuple[str, ...] = ()  # data sets it can detokenize; if there are none, text is used unchanged
+    splits: Mapping[str, str] = field(default_factory=dict)  # of data sets whose split differs from ``split``
+    char_range: tuple[int, int] | None = None  # first and last character of the part that is scored; None: all
     alphabet: str | None = None
-    published_vocab_size: int | None = None
-    """Vocabulary size of the published numbers."""
-    uses_validation_split: bool = False
-    """Whether it scores the validation split of a run's own data, and no other text."""
+    published_vocab_size: int | None = None  # of the published numbers
+    uses_validation_split: bool = False  # whether it scores the validation split of a run's own data, and no other text
 
     def as_record(self, by_record: bool = False) -> dict[str, Any]:
         """Return the fields that are stored with a result; ``by_record``, of records that are not packed."""
@@ -195,7 +176,6 @@ SINGLE_TEXT = Protocol("single-text", "each text by itself", draws=128)
 OWN_SAMPLES = Protocol("own-samples", "samples of the model")
 """The protocol of `sedd eval --samples`, which generates its data."""
 PUBLISHED: Any = {"length": 1024, "terms": ("diffusion",), "t_min": 1e-3, "published_vocab_size": 50_257}
-"""What the protocols of published tables share."""
 PROTOCOLS: Mapping[str, Protocol] = {
     protocol.name: protocol
     for protocol in (
@@ -238,15 +218,13 @@ PROTOCOLS: Mapping[str, Protocol] = {
 
 def get_protocol(name: str) -> Protocol:
     """Return the protocol called ``name``."""
-    if name not in PROTOCOLS:
-        raise ValueError(f"protocol is {name!r}; choose one of {', '.join(PROTOCOLS)}")
+    check_choice("protocol", name, PROTOCOLS)
     return PROTOCOLS[name]
 
 
 def suite_datasets(name: str, protocol: Protocol, only: Sequence[str] = ()) -> list[str]:
     """Return the data sets of a suite under a protocol, restricted to ``only`` if there are any."""
-    if name not in SUITES:
-        raise ValueError(f"suite is {name!r}; choose one of {', '.join(SUITES)}")
+    check_choice("suite", name, SUITES)
     if not protocol.benchmarks:
         others = [other.name for other in PROTOCOLS.values() if other.benchmarks]
         raise ValueError(f"protocol {protocol.name} has no suite {name}; choose one of {', '.join(others)}")
