@@ -94,8 +94,8 @@ def score_continuation(
     """Estimate −log p(continuation | context), or an upper bound on it, by adding noise to the continuation only.  [§8]
 
     The bound is on the distribution with which the model infills after a fixed context. For scores and denoisers under
-    absorbing noise that is the model's conditional distribution; under uniform noise it is not. Arguments are as for
-    `results.evaluate` and `estimate_likelihood`.
+    absorbing noise that is the model's conditional distribution; under uniform noise it is not. Arguments are those of
+    `results.evaluate`; the rest goes to `estimate_likelihood`.
     """
     by = build_estimator(estimator, loaded.model, seed=seed, orders=orders)
     model = loaded.model.bind(context=torch.from_numpy(context).to(loaded.device))

@@ -27,16 +27,13 @@ class Corpus:
     """Token sequences of any length, and facts about the text they encode."""
 
     sequences: Sequence[Ids]
-    characters_per_token: float | None
-    """None where the tokens are not text."""
+    characters_per_token: float | None  # None where the tokens are not text
     bytes_per_token: float | None
     source: str
     split: str
-    sha256: str
-    """Hash of the text before tokenization, or of the prepared data."""
+    sha256: str  # of the text before tokenization, or of the prepared data
     dataset: str | None = None
-    by_record: bool = False
-    """Whether each sequence is a record or text of its own, and not a part of a stream that the protocol packed."""
+    by_record: bool = False  # whether each sequence is a text of its own, not a part of a stream that was packed
 
     def __post_init__(self) -> None:
         if not self.sequences:
@@ -68,7 +65,7 @@ def load_corpora(
         data: The folder of a suite, a text, or where the data of the run is now; None: where it was.
         datasets: The benchmarks of the suite, by default all; or the benchmark that ``data`` belongs to.
         column: The column of a table that holds the text.
-        advice: How to name the place of the run's data.
+        advice: What to type where the run's data is not found.
     """
     if suite is not None:
         for name in suite_datasets(suite, protocol, datasets):
@@ -94,10 +91,7 @@ def read_corpus(
     column: str | None = None,
     encoding: str = "utf-8",
 ) -> Corpus:
-    """Read a file, a folder or prepared data as ``protocol`` prescribes.
-
-    ``dataset`` is the benchmark the source belongs to; by default it is identified by the file name.
-    """
+    """Read a file, a folder or prepared data; a benchmark is ``dataset``, or identified by the name of its file."""
     if is_prepared(source):
         return _prepared_corpus(Path(source), protocol, loaded)
     if protocol.benchmarks and dataset is None:
@@ -130,8 +124,8 @@ def read_corpus(
             f"{source} holds {tokens} tokens, and protocol {protocol.name} drops what does not fill {length} "
             f"({protocol.packing.description}); give more, or use protocol strict"
         )
-    sizes = _text_per_token(texts, tokens, tokenizer)
-    return Corpus(sequences, *sizes, source, protocol.split_for(dataset), _hash(texts), dataset)
+    corpus = _text_corpus(rows, texts, tokenizer, source, protocol.split_for(dataset))
+    return replace(corpus, sequences=sequences, dataset=dataset, by_record=False)
 
 
 def text_corpora(texts: Sequence[str], loaded: LoadedModel) -> list[Corpus]:
@@ -145,8 +139,9 @@ def sample_corpus(rows: Sequence[Ids], loaded: LoadedModel, seed: int) -> Corpus
     texts = [loaded.tokenizer.decode(row) for row in rows]
     split = f"{len(rows)} samples of the model, seed {seed}"
     corpus = _text_corpus(rows, texts, loaded.tokenizer, "samples of the model", split)
-    is_text = not any("\ufffd" in text for text in texts)  # else some bytes are not text, and have no characters
-    return corpus if is_text else replace(corpus, characters_per_token=None, bytes_per_token=None)
+    if any("\ufffd" in text for text in texts):  # bytes that are not text have no characters
+        return replace(corpus, characters_per_token=None, bytes_per_token=None)
+    return corpus
 
 
 def validation_corpus(folder: Path, loaded: LoadedModel) -> Corpus:
@@ -231,7 +226,7 @@ def _detokenized_rows(source: str, texts: Sequence[TextOrIds], dataset: str) -> 
     strings = [text for text in texts if isinstance(text, str)]
     if len(strings) < len(texts):
         raise ValueError(f"{source} holds integers; a benchmark is text")
-    return [benchmark.detokenize(text) for text in strings] if is_table else list(benchmark.split_rows(strings[0]))
+    return [*(map(benchmark.detokenize, strings) if is_table else benchmark.split_rows(strings[0]))]
 
 
 def _char_range(source: str, texts: Sequence[TextOrIds], protocol: Protocol) -> str:
@@ -264,21 +259,12 @@ def _text_corpus(
     rows: Sequence[Ids], texts: Sequence[TextOrIds], tokenizer: Tokenizer, source: str, split: str
 ) -> Corpus:
     """Return the corpus of texts that are one sequence each."""
-    sizes = _text_per_token(texts, sum(map(len, rows)), tokenizer)
-    return Corpus(rows, *sizes, source, split, _hash(texts), by_record=True)
-
-
-def _text_per_token(texts: Sequence[TextOrIds], tokens: int, tokenizer: Tokenizer) -> tuple[float | None, float | None]:
-    """Return characters and bytes per token, or None where the tokens are not text."""
-    strings = [text for text in texts if isinstance(text, str)]
-    if isinstance(tokenizer, Integers) or not tokens:
-        return None, None
-    return sum(map(len, strings)) / tokens, sum(len(utf8(text, keeps_bytes=True)) for text in strings) / tokens
-
-
-def _hash(texts: Sequence[TextOrIds]) -> str:
-    digest = hashlib.sha256()
+    tokens, digest = sum(map(len, rows)), hashlib.sha256()
+    sizes: tuple[float | None, float | None] = None, None
+    if tokens and not isinstance(tokenizer, Integers):
+        strings = [text for text in texts if isinstance(text, str)]
+        sizes = sum(map(len, strings)) / tokens, sum(len(utf8(text, keeps_bytes=True)) for text in strings) / tokens
     for text in texts:
         content = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else np.asarray(text, "<i8").tobytes()
         digest.update(f"{len(content)}\n".encode() + content)
-    return digest.hexdigest()
+    return Corpus(rows, *sizes, source, split, digest.hexdigest(), by_record=True)

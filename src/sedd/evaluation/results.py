@@ -62,7 +62,9 @@ def evaluate(
     models: ModelsByPrecision | None = None,
     on_progress: OnProgress | None = None,
 ) -> Record:
-    """Estimate the likelihood of ``corpus`` under ``protocol``.
+    """Estimate the likelihood of ``corpus`` under ``protocol``; return the record that is printed and stored.
+
+    It has nats, bits, perplexity bound, terms, standard errors, and every setting and hash they depend on.
 
     Args:
         protocol: Which terms of the bound are reported, and from which time.
@@ -75,11 +77,6 @@ def evaluate(
         noise_seed: Another seed of times and noise: results with different ones have independent errors.
         models: The model in each precision, for several calls; by default bfloat16 on a GPU if the difference is
             negligible, else float32.
-        on_progress: Called with the number of draws done and their total.
-
-    Returns:
-        The record that is printed and stored: nats, bits, perplexity bound, terms, standard errors, and every setting
-        and hash they depend on.
     """
     by = build_estimator(estimator, loaded.model, protocol.terms, protocol.t_min, seed, orders)
     draws = default_draws(protocol, orders) if draws is None else draws
@@ -116,10 +113,9 @@ def evaluate_difference(
     """
     by = build_estimator(None, loaded.model, protocol.terms, protocol.t_min, seed)
     draws = protocol.draws if draws is None else draws
-    models, batch = (loaded.model, other.model), _default_batch(loaded, corpus.sequences)
-    found = estimate_difference(
-        models, by, corpus.sequences, draws=draws, seed=seed, batch=batch, ranks=ranks, on_progress=on_progress
-    )
+    options: Any = {"draws": draws, "seed": seed, "batch": _default_batch(loaded, corpus.sequences), "ranks": ranks}
+    models = (loaded.model, other.model)
+    found = estimate_difference(models, by, corpus.sequences, on_progress=on_progress, **options)
     return {
         "nats_per_token": round(found.nats, DIGITS + 2),
         "stderr_nats_per_token": _per_unit(found.stderr_population, 1.0, DIGITS + 2),
@@ -144,13 +140,8 @@ def evaluate_own_samples(
     of −log p over a model's own samples is its entropy. Standard errors are those of the entropy, over samples and
     orders.
 
-    Args:
-        orders: Orders in each mean; more bring the bounds closer together.
-        batch: Samples at a time; it affects speed only. None: chosen for the device.
-        on_progress: Called with the number of samples done on this process and their total.
-
-    Returns:
-        The record of `evaluate`: ``nats_per_token`` is the upper bound, ``lower_nats_per_token`` the lower.
+    The record is that of `evaluate`, with the upper bound as ``nats_per_token`` and the lower as
+    ``lower_nats_per_token``. More orders bring them closer together.
     """
     if samples < 2:
         raise ValueError(f"samples is {samples}; a standard error needs at least 2")
@@ -162,17 +153,15 @@ def evaluate_own_samples(
     settings = samplers.SamplingSettings("first-hitting", steps=None, seed=seed)
     x_0, order = sequences_and_orders(samplers.SamplingRun.of(loaded, settings).sample(prompt, batch))
     found = torch.zeros(samples, 2, dtype=torch.float64, device=ranks.device)
-    mine = list(torch.arange(samples).split(batch))[ranks.rank :: ranks.world_size]
-    done, total = 0, sum(map(len, mine))
+    mine, done = torch.arange(samples).split(batch)[ranks.rank :: ranks.world_size], 0
     for rows in mine:
         given, by_step = (part[rows].to(ranks.device) for part in (x_0, order))
         rng = CounterRNG(derive_seed(seed, "orders"), rows.to(ranks.device))
         with torch.no_grad():
             bounds = own_sample_bounds(loaded.model, by.process, given, by_step, orders, rng)
         found[rows] = torch.stack(bounds, -1)
-        done += len(rows)
         if on_progress is not None:
-            on_progress(done, total)
+            on_progress(done := done + len(rows), sum(map(len, mine)))
     length = x_0.shape[-1]
     (low, low_error), (high, high_error) = (
         (nats.mean().item() / length, population_stderr(nats.cpu().numpy(), np.full(samples, length)))
@@ -187,8 +176,8 @@ def evaluate_own_samples(
         lower=low,
         lower_stderr=low_error,
     )
-    corpus = sample_corpus(list(x_0.numpy()), loaded, seed)
-    return _record(estimate, corpus, by, {"draws": 1, "orders": orders, "seed": seed}, "float32", OWN_SAMPLES, loaded)
+    corpus, facts = sample_corpus(list(x_0.numpy()), loaded, seed), {"draws": 1, "orders": orders, "seed": seed}
+    return _record(estimate, corpus, by, facts, "float32", OWN_SAMPLES, loaded)
 
 
 def sequences_and_orders(drawn: Sequence[GeneratedSequence]) -> tuple[torch.Tensor, torch.Tensor]:
