@@ -6,42 +6,19 @@ sampler, `reverse_distribution` that of a model's reverse process.
 All of it is float64, from matrix exponentials and Bayes' rule; none of it uses the closed forms that it checks.
 """
 
-from sedd.exact.distribution import (
-    Distribution,
-    Score,
-    Table,
-    all_sequences,
-    expect,
-    expm,
-    index_of,
-    pairs,
-    propagate,
-    transition_matrix,
-)
-from sedd.exact.objectives import ExactBound, bound, integrate
-from sedd.exact.sampler_distribution import (
-    reverse_distribution,
-    sample_distribution,
-    step_distribution,
-    transition_table,
-)
-
-__all__ = [
-    "Distribution",
-    "ExactBound",
-    "Score",
-    "Table",
-    "all_sequences",
-    "bound",
-    "expect",
-    "expm",
-    "index_of",
-    "integrate",
-    "pairs",
-    "propagate",
-    "reverse_distribution",
-    "sample_distribution",
-    "step_distribution",
-    "transition_matrix",
-    "transition_table",
-]
+from sedd.exact.distribution import Distribution as Distribution
+from sedd.exact.distribution import Score as Score
+from sedd.exact.distribution import Table as Table
+from sedd.exact.distribution import all_sequences as all_sequences
+from sedd.exact.distribution import expect as expect
+from sedd.exact.distribution import expm as expm
+from sedd.exact.distribution import index_of as index_of
+from sedd.exact.distribution import pairs as pairs
+from sedd.exact.distribution import propagate as propagate
+from sedd.exact.distribution import transition_matrix as transition_matrix
+from sedd.exact.objectives import bound as bound
+from sedd.exact.objectives import integrate as integrate
+from sedd.exact.sampler_distribution import reverse_distribution as reverse_distribution
+from sedd.exact.sampler_distribution import sample_distribution as sample_distribution
+from sedd.exact.sampler_distribution import step_distribution as step_distribution
+from sedd.exact.sampler_distribution import transition_table as transition_table

@@ -24,7 +24,7 @@ def _strides(num_states: int, length: int) -> Tensor:
 
 
 def index_of(x: Int[Tensor, "*b L"], num_states: int) -> Int[Tensor, "*b"]:
-    """Return the index of a sequence in `every`."""
+    """Return the index of a sequence in `all_sequences`."""
     return (x * _strides(num_states, x.shape[-1])).sum(-1)
 
 
@@ -54,11 +54,7 @@ def transition_matrix(process: Process, sigma: Float[Tensor, "*b"]) -> Float[Ten
 
 @final
 class Distribution:
-    """The probability of every sequence of ``length`` tokens, as a tensor with one axis per position.
-
-    Args:
-        probabilities: The probability of every sequence: one axis per position, each as long as the vocabulary.
-    """
+    """The probability of every sequence: a tensor with one axis per position, each as long as the vocabulary."""
 
     def __init__(self, probabilities: Float[Tensor, "..."]) -> None:
         shape = tuple(probabilities.shape)
@@ -77,13 +73,7 @@ class Distribution:
 
     @classmethod
     def random(cls, vocab_size: int, length: int, generator: torch.Generator) -> "Distribution":
-        """Draw a distribution uniformly from all distributions.
-
-        Args:
-            vocab_size: Number of tokens.
-            length: Tokens of a sequence.
-            generator: The source of randomness.
-        """
+        """Draw a distribution uniformly from all distributions of sequences of ``length`` tokens."""
         u = draws.uniforms((vocab_size,) * length, generator)
         return cls(-u.log() / -u.log().sum())
 
@@ -101,7 +91,7 @@ class Distribution:
         return self.sequences[draws.sample(self.probabilities.expand(count, -1), generator)]
 
     def at(self, process: Process, sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b states"]:
-        """p_σ: the probability of every noisy sequence, in the order of `every`."""
+        """p_σ: the probability of every noisy sequence, in the order of `all_sequences`."""
         self._fits(process)
         tensors.check_sigma(sigma)
         P = transition_matrix(process, sigma.reshape(-1))[..., : self.vocab_size]
@@ -138,19 +128,11 @@ class Score(nn.Module):
 
     It also predicts the clean token, the noisy token given the others, and the next token, as the models of
     `parameterization` do, so that every objective, sampler and bound can be run on it.
-
-    Args:
-        distribution: The distribution of the data.
-        process: The noise process.
-        schedule: The noise schedule.
     """
 
-    def __init__(
-        self,
-        distribution: Distribution,
-        process: Process,
-        schedule: Schedule = LogLinear(),
-    ) -> None:
+    depends_on_sigma = True
+
+    def __init__(self, distribution: Distribution, process: Process, schedule: Schedule = LogLinear()) -> None:
         super().__init__()
         distribution._fits(process)
         self.distribution, self.process, self.schedule = distribution, process, schedule
@@ -181,22 +163,15 @@ class Score(nn.Module):
         row = row[..., None, None]
         return self._after_context(log_p[row, neighbour] - log_p[row, index])
 
-    @property
-    def depends_on_sigma(self) -> bool:
-        """True."""
-        return True
-
     def hidden(
         self, x_t: Int[Tensor, "b L"], sigma: Float[Tensor, " b"], valid: Bool[Tensor, "b L"] | None = None
     ) -> Float[Tensor, "b L n"]:
         """Return the log-score: there is no head."""
-        log_score: Tensor = self(x_t, sigma)
-        return log_score
+        return self.forward(x_t, sigma)
 
     def log_score_at(
         self, hidden: Float[Tensor, "k n"], x_t: Int[Tensor, " k"], sigma: Float[Tensor, " k"]
     ) -> Float[Tensor, "k n"]:
-        """Return the hidden state, which is the log-score."""
         return hidden
 
     def log_mean_at(
@@ -222,8 +197,7 @@ class Score(nn.Module):
 
     def log_conditional(self, x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b L n"]:
         """log p_σ(x_i | x_−i)."""
-        log_score: Tensor = self(x_t, sigma)
-        return log_score.log_softmax(-1)
+        return self.forward(x_t, sigma).log_softmax(-1)
 
     def log_next(self, x_0: Int[Tensor, "*b L"]) -> Float[Tensor, "*b L N"]:
         """log p(x_i | x_1 … x_{i−1})."""
@@ -241,11 +215,6 @@ class Table(nn.Module):
     """A network that is a table: one free parameter for every sequence, position and state, 0 at first.
 
     With ``blind`` the output at position i is the same for every x_i, as `parameterization.ConditionalModel` needs.
-
-    Args:
-        num_states: Number of states of a token.
-        length: Tokens of a sequence.
-        blind: Whether the output at a position does not depend on its token.
     """
 
     def __init__(self, num_states: int, length: int, blind: bool = False) -> None:
@@ -255,11 +224,10 @@ class Table(nn.Module):
 
     def forward(self, x: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b L n"]:
         """Return the entries of ``x``, at any noise level."""
-        length = x.shape[-1]
         row = index_of(x, self.num_states)[..., None].expand(x.shape)
         if self.blind:
-            row = row - x * _strides(self.num_states, length)
-        return self.weight[row, torch.arange(length)]
+            row = row - x * _strides(self.num_states, x.shape[-1])
+        return self.weight[row, torch.arange(x.shape[-1])]
 
 
 def expect(
@@ -284,9 +252,7 @@ def pairs(
 def propagate(p: Float[Tensor, " n"], table: Float[Tensor, "n L states"]) -> Float[Tensor, " sequences"]:
     """Return the distribution after one step of a sampler: Σ_x p(x) Π_i table[x, i, y_i], for every y.
 
-    Args:
-        p: Probabilities of `all_sequences` of states, or of anything else that determines the step.
-        table: For each of these, the distribution of each position after the step.
+    x are `all_sequences` of states, or anything else that determines the step.
     """
     _, length, num_states = table.shape
     joint = p[:, None]  # x, y_1 … y_i

@@ -8,7 +8,7 @@ import itertools
 from abc import ABC
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, final
+from typing import Any, ClassVar, final
 
 import numpy as np
 import torch
@@ -17,7 +17,8 @@ from torch import Tensor
 
 from sedd import tensors
 from sedd.divergence import Divergence, score_entropy, square
-from sedd.exact.distribution import Distribution, Score, all_sequences, index_of, pairs, transition_matrix
+from sedd.exact.distribution import Distribution, Score, all_sequences, expect, index_of, pairs, transition_matrix
+from sedd.likelihood.estimators import BoundTerms
 from sedd.objectives import Integral, weighted
 from sedd.process import Process, at_token
 from sedd.schedule import Schedule
@@ -54,18 +55,24 @@ def _score_entropy(log_s: Tensor, a: Tensor) -> Tensor:
     return log_s.exp() - torch.where(a > 0, a * log_s, 0) + torch.xlogy(a, a) - a
 
 
+def _square(log_s: Tensor, a: Tensor) -> Tensor:
+    return (log_s.exp() - a) ** 2 / 2
+
+
+def _explicit(model: Any, p_data: Distribution, process: Process, sigma: Scalar, each: Any) -> Scalar:
+    _, p, log_s, rates = _scores(model, p_data, process, sigma)
+    values = each(log_s, _true_ratios(p_data, process, sigma))
+    return _mean(p, torch.where(rates > 0, rates * values, 0))
+
+
 def explicit_score_entropy(model: Any, p_data: Distribution, process: Process, sigma: Scalar) -> Scalar:
     """Σ_x p(x) Σ_i Σ_{y≠x_i} Q(x_i, y)·[s_y − a_y log s_y + K(a_y)], a the true ratios."""
-    _, p, log_s, rates = _scores(model, p_data, process, sigma)
-    each = _score_entropy(log_s, _true_ratios(p_data, process, sigma))
-    return _mean(p, torch.where(rates > 0, rates * each, 0))
+    return _explicit(model, p_data, process, sigma, _score_entropy)
 
 
 def explicit_concrete_score(model: Any, p_data: Distribution, process: Process, sigma: Scalar) -> Scalar:
     """Σ_x p(x) Σ_i Σ_{y≠x_i} Q(x_i, y)·½(s_y − a_y)², a the true ratios."""
-    _, p, log_s, rates = _scores(model, p_data, process, sigma)
-    each = (log_s.exp() - _true_ratios(p_data, process, sigma)) ** 2 / 2
-    return _mean(p, torch.where(rates > 0, rates * each, 0))
+    return _explicit(model, p_data, process, sigma, _square)
 
 
 def implicit_score_entropy(model: Any, p_data: Distribution, process: Process, sigma: Scalar) -> Scalar:
@@ -99,7 +106,7 @@ def denoising_score_entropy(model: Any, p_data: Distribution, process: Process, 
 
 def denoising_concrete_score(model: Any, p_data: Distribution, process: Process, sigma: Scalar) -> Scalar:
     """E Σ_i Σ_{y≠x_i} Q(x_i, y)·½(s_y − a_y)², a_y = P_σ(y, x_0)/P_σ(x_t, x_0)."""
-    return _denoising(model, p_data, process, sigma, lambda log_s, a: (log_s.exp() - a) ** 2 / 2)
+    return _denoising(model, p_data, process, sigma, _square)
 
 
 def softmax_linear(model: Any, p_data: Distribution, process: Process, sigma: Scalar) -> Scalar:
@@ -114,9 +121,8 @@ def softmax_linear(model: Any, p_data: Distribution, process: Process, sigma: Sc
 
 def ratio_matching(model: Any, p_data: Distribution, process: Process, sigma: Scalar) -> Scalar:
     """−Σ_x p(x) Σ_i log p(x_i | x_−i)."""
-    x, p = all_sequences(process.num_states, p_data.length), p_data.at(process, sigma)
-    log_c = at_token(model.log_conditional(x, sigma.expand(len(x))), x)
-    return -_mean(p, log_c)
+    x = all_sequences(process.num_states, p_data.length)
+    return -_mean(p_data.at(process, sigma), at_token(model.log_conditional(x, sigma.expand(len(x))), x))
 
 
 def _cross_entropy(model: Any, x_t: Tensor, x_0: Tensor, sigma: Tensor, process: Process) -> Tensor:
@@ -128,8 +134,7 @@ def _cross_entropy(model: Any, x_t: Tensor, x_0: Tensor, sigma: Tensor, process:
 
 def mean_cross_entropy(model: Any, p_data: Distribution, process: Process, sigma: Scalar) -> Scalar:
     """−E Σ_i log p(x_0 at i | x_t), over positions that noise may have changed."""
-    x_t, x_0, weight = pairs(p_data, process, sigma)
-    return (weight * _cross_entropy(model, x_t, x_0, sigma, process)).sum()
+    return expect(lambda x_t, x_0: _cross_entropy(model, x_t, x_0, sigma, process), p_data, process, sigma)
 
 
 def t_dce(model: Any, p_data: Distribution, process: Process, sigma: Scalar) -> Scalar:
@@ -183,19 +188,6 @@ def autoregressive(model: Any, p_data: Distribution) -> Scalar:
     return -(p_data.probabilities * log_p.sum(-1)).sum()
 
 
-class ExactBound(NamedTuple):
-    """The terms of the bound on −log p(x_0) in expectation, in nats per sequence."""
-
-    diffusion: Float[Tensor, ""]
-    prior: Float[Tensor, ""]
-    reconstruction: Float[Tensor, ""]
-
-    @property
-    def total(self) -> Float[Tensor, ""]:
-        """The bound."""
-        return self.diffusion + self.prior + self.reconstruction
-
-
 def integrate(f: Callable[[Tensor], Tensor], lo: float = 0.0, hi: float = 1.0, nodes: int = 64) -> Tensor:
     """Return ∫ f(t) dt by Gauss–Legendre quadrature."""
     points, weights = np.polynomial.legendre.leggauss(nodes)
@@ -213,19 +205,14 @@ def bound(
     t_min: float = 0.0,
     true_base: bool = False,
     nodes: int = 64,
-) -> ExactBound:
-    """Return the expected bound of ``model`` on sequences of ``p_data``.
+) -> BoundTerms:
+    """Return the expected bound of ``model``, or `exact.Score`, on sequences of ``p_data``, in nats per sequence.
 
     With ``true_base`` generation starts from the true marginal at t = 1, so that the exact score's bound is the
     entropy; otherwise from the process's prior, and the excess is KL(p_1 ‖ prior).
 
     Args:
-        model: A model, or `exact.Score`.
-        p_data: The distribution of the data.
-        process: The noise process.
-        schedule: The noise schedule.
         t_min: The time at which the diffusion term begins; the reconstruction term is that of the noise there.
-        true_base: Whether generation starts from the true marginal at t = 1.
         nodes: Nodes of the quadrature over time.
     """
     tensors.check_t_min(t_min)
@@ -235,7 +222,7 @@ def bound(
         noise = schedule(u**3)  # t = u³: under uniform noise the loss grows like −log t towards t = 0
         return 3 * u**2 * noise.rate * denoising_score_entropy(model, p_data, process, noise.sigma)
 
-    return ExactBound(
+    return BoundTerms(
         diffusion=integrate(integrand, lo=t_min ** (1 / 3), nodes=nodes),
         prior=_prior(p_data, process, ends[1], true_base),
         reconstruction=_reconstruction(model, p_data, process, ends[0]),
@@ -269,17 +256,20 @@ class ExplicitObjective(Integral, ABC):
     """A loss against the true ratios of ``distribution``; x_0 serves to draw x_t only."""
 
     is_bound: ClassVar[bool] = False
+    divergence: ClassVar[Divergence]
     distribution: Distribution
 
     def check_process(self, process: Process) -> None:
         """Raise ValueError for a distribution over another vocabulary."""
         Score(self.distribution, process)
 
-    def _explicit(self, model: Any, divergence: Divergence, x_t: Tensor, t: Tensor) -> Tensor:
+    def loss(
+        self, model: Any, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"]
+    ) -> Float[Tensor, "*b L"]:
         """σ'·Σ_{y≠x_i} Q(x_i, y)·D(s_y, a_y), a the true ratios."""
         sigma, rate = model.schedule(t)
         log_ratio = Score(self.distribution, model.process)(x_t, sigma)
-        loss = divergence(model(x_t, sigma), log_ratio)
+        loss = self.divergence(model(x_t, sigma), log_ratio)
         rates = model.process.rate(x_t[..., None], torch.arange(model.process.num_states), loss.dtype)
         rates = rates.scatter(-1, x_t[..., None], 0)
         return weighted(rate, torch.where(rates > 0, rates * loss, 0).sum(-1))
@@ -290,11 +280,7 @@ class ExplicitObjective(Integral, ABC):
 class ExplicitScoreEntropy(ExplicitObjective):
     """Explicit score entropy: 0 exactly at the true ratios.  [§6]"""
 
-    def loss(
-        self, model: Any, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"]
-    ) -> Float[Tensor, "*b L"]:
-        """σ'·Σ_{y≠x_i} Q(x_i, y)·[s_y − a_y log s_y + K(a_y)], a the true ratios."""
-        return self._explicit(model, score_entropy, x_t, t)
+    divergence: ClassVar[Divergence] = score_entropy
 
 
 @final
@@ -302,8 +288,4 @@ class ExplicitScoreEntropy(ExplicitObjective):
 class ExplicitConcreteScore(ExplicitObjective):
     """Explicit concrete score matching, against the true ratios.  [§6]"""
 
-    def loss(
-        self, model: Any, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"]
-    ) -> Float[Tensor, "*b L"]:
-        """σ'·½ Σ_{y≠x_i} Q(x_i, y)·(s_y − a_y)², a the true ratios."""
-        return self._explicit(model, square, x_t, t)
+    divergence: ClassVar[Divergence] = square

@@ -6,16 +6,17 @@ steps the weights of a step are enough; for the others it takes their stages, ra
 
 import math
 from functools import singledispatch
-from itertools import pairwise, permutations
+from itertools import pairwise, permutations, product
 from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn.functional import one_hot, softplus
 
 from sedd.exact.distribution import all_sequences, expm, index_of, propagate
 from sedd.process import Process, at_token
-from sedd.reverse import denoised_probs, denoising_table, normalize_probs
+from sedd.reverse import denoising_table, normalize_probs
 from sedd.samplers.confidence import ConfidenceSampler, Confident, EntropyBounded
 from sedd.samplers.first_hitting import FirstHitting, LeftToRight, Ordered
 from sedd.samplers.gibbs import Gibbs
@@ -29,14 +30,10 @@ from sedd.samplers.theta import Theta
 def sample_distribution(
     sampler: Sampler, model: Any, given: Int[Tensor, " L"], steps: Steps
 ) -> Float[Tensor, " states"]:
-    """Return the distribution that ``sampler.sample`` draws from.
+    """Return the distribution that ``sampler.sample`` draws from where −1 in ``given`` is to be filled.
 
-    Args:
-        sampler: The sampler. Another kind can be added by ``sample_distribution.register``, or by
-            ``step_distribution.register`` for a `GridSampler`.
-        model: The model.
-        given: Given tokens; −1: to be filled.
-        steps: As for `Sampler.trajectory`.
+    Another kind of sampler is added by ``sample_distribution.register``, or by ``step_distribution.register`` for a
+    `GridSampler`. ``steps`` are those of `Sampler.trajectory`.
     """
     raise ValueError(f"{type(sampler).__name__} has no enumeration; add one by sample_distribution.register")
 
@@ -58,32 +55,40 @@ def step_distribution(
 def _grid(sampler: GridSampler, model: Any, given: Tensor, steps: Steps) -> Tensor:
     """Propagate through all steps of a grid, the last of which draws from p(x_0 | x)."""
     sampler.check(model)
-    x, blank = all_sequences(model.process.num_states, len(given)), given < 0
-    p, grid = initial_distribution(model.process, given), sampler.grid(sampler.times(steps))
+    p, x, _ = _start(model, given)
+    grid = sampler.grid(sampler.times(steps))
     for t, s in list(pairwise(grid))[:-1]:
-        p = step_distribution(sampler, model, p, blank, t.expand(len(x)), s.expand(len(x)))
-    return _last_step(model, p, blank, grid[-2])
+        p = step_distribution(sampler, model, p, given < 0, t.expand(len(x)), s.expand(len(x)))
+    return _last_step(model, p, given < 0, grid[-2])
 
 
-def initial_distribution(process: Process, given: Int[Tensor, " L"]) -> Float[Tensor, " states"]:
-    """Return the distribution a sampler starts from: noise at −1, and the given tokens."""
-    x = all_sequences(process.num_states, len(given))
-    noise = process.log_prior(x, torch.tensor(torch.inf, dtype=torch.float64).expand(x.shape)).exp()
-    return torch.where(given < 0, noise, (x == given).double()).prod(-1)
+def _start(model: Any, given: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the distribution a sampler starts from, noise at −1 and the given tokens; the sequences; their noise."""
+    x, masks = _noisy(model, given < 0)
+    noise = model.process.log_prior(x, torch.tensor(torch.inf, dtype=torch.float64).expand(x.shape)).exp()
+    return torch.where(given < 0, noise, (x == given).double()).prod(-1), x, masks
 
 
-def propagate_free(
-    p: Float[Tensor, " n"], table: Float[Tensor, "n L states"], x: Int[Tensor, "n L"], free: Bool[Tensor, "n L"]
-) -> Float[Tensor, " n"]:
+def _noisy(model: Any, blank: Tensor) -> tuple[Tensor, Tensor]:
+    """Return every sequence, and where in it blank positions are noise."""
+    x = all_sequences(model.process.num_states, len(blank))
+    return x, blank & model.process.is_noisy(x)
+
+
+def _denoised(model: Any, x: Tensor, sigma: Tensor) -> Tensor:
+    """Return the probabilities of the step to σ = 0 from every sequence."""
+    return denoising_table(model, model.process, x, sigma.expand(len(x)))
+
+
+def propagate_free(p: Tensor, table: Tensor, free: Tensor) -> Tensor:
     """Return the distribution after a step in which free positions follow the table and all others stay."""
-    stay = torch.nn.functional.one_hot(x, table.shape[-1]).to(table.dtype)
+    stay = one_hot(all_sequences(table.shape[-1], table.shape[-2]), table.shape[-1]).to(table.dtype)
     return propagate(p, torch.where(free[..., None], table, stay))
 
 
 def _last_step(model: Any, p: Tensor, blank: Tensor, t: Tensor) -> Tensor:
-    x = all_sequences(model.process.num_states, len(blank))
-    table = denoising_table(model, model.process, x, model.schedule.sigma(t).expand(len(x)))
-    return propagate_free(p, table, x, blank & model.process.is_noisy(x))
+    x, noisy = _noisy(model, blank)
+    return propagate_free(p, _denoised(model, x, model.schedule.sigma(t)), noisy)
 
 
 # Grid samplers ---------------------------------------------------------------------------------------------
@@ -97,27 +102,24 @@ def transition_table(
     output = (model(x, sigma) if sampler.uses_score else model.log_mean(x, sigma)).flatten(0, -2)
     t, s = (a[..., None].expand(x.shape).reshape(-1) for a in (t, s))
     p = sampler.weights(model, output, x.reshape(-1), t, s).clamp_min(0).view(*x.shape, -1)
-    stay = torch.nn.functional.one_hot(x, model.process.num_states).to(p.dtype)
+    stay = one_hot(x, model.process.num_states).to(p.dtype)
     p = torch.where(model.process.is_noisy(x)[..., None], p, stay)
     return p / p.sum(-1, keepdim=True)
 
 
 @step_distribution.register
 def _factorized(sampler: FactorizedSampler, model: Any, p: Tensor, blank: Tensor, t: Tensor, s: Tensor) -> Tensor:
-    x = all_sequences(model.process.num_states, len(blank))
-    return propagate_free(p, transition_table(sampler, model, x, t, s), x, blank.expand(x.shape))
+    return propagate_free(p, transition_table(sampler, model, _noisy(model, blank)[0], t, s), blank)
 
 
 @step_distribution.register
 def _theta(sampler: Theta, model: Any, p: Tensor, blank: Tensor, t: Tensor, s: Tensor) -> Tensor:
     """Enumerate starts and midpoints: the second stage depends on both."""
-    schedule, x = model.schedule, all_sequences(model.process.num_states, len(blank))
-    free = blank & model.process.is_noisy(x)
-    log_score_t = model(x, schedule.sigma(t))
-    log_score_m = model(x, schedule.sigma(sampler.midpoint(t, s)))
-    stay = torch.nn.functional.one_hot(x, log_score_t.shape[-1]).to(log_score_t.dtype)
+    x, free = _noisy(model, blank)
+    log_score_t, log_score_m = (model(x, model.schedule.sigma(a)) for a in (t, sampler.midpoint(t, s)))
+    stay = one_hot(x, log_score_t.shape[-1]).to(log_score_t.dtype)
     first = torch.where(free[..., None], normalize_probs(sampler.first_stage(model, log_score_t, x, t, s)), stay)
-    start, middle = (a.flatten() for a in torch.meshgrid(torch.arange(len(x)), torch.arange(len(x)), indexing="ij"))
+    start, middle = torch.cartesian_prod(torch.arange(len(x)), torch.arange(len(x))).unbind(-1)
     weight = p[start] * at_token(first[start], x[middle]).prod(-1)
     second = normalize_probs(
         sampler.second_stage(model, log_score_t[start], log_score_m[middle], x[middle], t[start], s[start])
@@ -128,41 +130,34 @@ def _theta(sampler: Theta, model: Any, p: Tensor, blank: Tensor, t: Tensor, s: T
 @step_distribution.register
 def _gibbs(sampler: Gibbs, model: Any, p: Tensor, blank: Tensor, t: Tensor, s: Tensor) -> Tensor:
     """Apply the predictor, then ``sites`` times the mean over positions of one Gibbs update."""
-    x = all_sequences(model.process.num_states, len(blank))
-    p = step_distribution(sampler.predictor, model, p, blank, t, s)
+    p, x = step_distribution(sampler.predictor, model, p, blank, t, s), _noisy(model, blank)[0]
     table = normalize_probs(model(x, model.schedule.sigma(s)).exp())
-    site = torch.eye(len(blank), dtype=torch.bool)[blank]
     for _ in range(sampler.sites if blank.any() else 0):
-        p = torch.stack([propagate_free(p, table, x, one.expand(x.shape)) for one in site]).mean(0)
+        p = torch.stack([propagate_free(p, table, site) for site in torch.eye(len(blank)).bool()[blank]]).mean(0)
     return p
 
 
 @step_distribution.register
 def _remask(sampler: Remask, model: Any, p: Tensor, blank: Tensor, t: Tensor, s: Tensor) -> Tensor:
-    process, x = model.process, all_sequences(model.process.num_states, len(blank))
+    x, noisy = _noisy(model, torch.ones_like(blank))
     remasked, revealed = (a[..., None, None] for a in sampler.rates(model, t, s))
-    sigma = model.schedule.sigma(t)
-    clean = denoised_probs(process, model(x, sigma), x, sigma)
-    mask = torch.nn.functional.one_hot(process.prior_sample(x.double()), process.num_states)
-    token = torch.nn.functional.one_hot(x, process.num_states)
-    of_mask = revealed * torch.nn.functional.pad(clean, (0, 1)) + (1 - revealed) * mask
-    table = torch.where(process.is_noisy(x)[..., None], of_mask, (1 - remasked) * token + remasked * mask)
-    return propagate_free(p, table, x, blank.expand(x.shape))
+    mask, token = (one_hot(state, model.process.num_states) for state in (torch.full_like(x, model.process.mask), x))
+    of_mask = revealed * _denoised(model, x, model.schedule.sigma(t)) + (1 - revealed) * mask
+    return propagate_free(p, torch.where(noisy[..., None], of_mask, (1 - remasked) * token + remasked * mask), blank)
 
 
-def _mask_uncertainty(sampler: ConfidenceSampler, process: Process, table: Tensor, x: Tensor, blank: Tensor) -> Tensor:
+def _mask_uncertainty(sampler: ConfidenceSampler, model: Any, table: Tensor, masks: Tensor) -> Tensor:
     """Return the uncertainty at the masks of every sequence, from the table of p(x_0 | x)."""
-    uncertainty = sampler.ranked_uncertainty(table[..., : process.vocab_size])
-    return sampler.without_offset(torch.where(blank & process.is_noisy(x), uncertainty, math.inf))
+    uncertainty = sampler.ranked_uncertainty(table[..., : model.process.vocab_size])
+    return sampler.without_offset(torch.where(masks, uncertainty, math.inf))
 
 
 @step_distribution.register
 def _confident(sampler: Confident, model: Any, p: Tensor, blank: Tensor, t: Tensor, s: Tensor) -> Tensor:
     """Enumerate sequences, each with the positions that it would choose."""
-    process, x = model.process, all_sequences(model.process.num_states, len(blank))
-    table = denoising_table(model, process, x, model.schedule.sigma(t))
-    left = sampler.masks_left(model, blank.sum().expand(len(x)), s)
-    return propagate_free(p, table, x, sampler.choose(_mask_uncertainty(sampler, process, table, x, blank), left))
+    x, masks = _noisy(model, blank)
+    table, left = _denoised(model, x, model.schedule.sigma(t)), sampler.masks_left(model, blank.sum().expand(len(x)), s)
+    return propagate_free(p, table, sampler.choose(_mask_uncertainty(sampler, model, table, masks), left))
 
 
 # Other samplers --------------------------------------------------------------------------------------------
@@ -172,40 +167,38 @@ def _confident(sampler: Confident, model: Any, p: Tensor, blank: Tensor, t: Tens
 def _first_hitting(sampler: FirstHitting, model: Any, given: Tensor, steps: Steps) -> Tensor:
     """Each step reveals a mask with the probability of the plan; without a grid, in a random order."""
     sampler.check(model)
-    process, times = model.process, sampler.times(steps)
+    times = sampler.times(steps)
     if not len(times):
         return sample_distribution(Ordered(), model, given, None)
-    p, x, blank = initial_distribution(process, given), all_sequences(process.num_states, len(given)), given < 0
-    masked = (
-        sampler.reveal_probabilities(model, times).flip(0).cumsum(0).flip(0)
-    )  # the masked share at the start of a step
+    p, x, masks = _start(model, given)
+    # the masked share at the start of each step
+    masked = sampler.reveal_probabilities(model, times).flip(0).cumsum(0).flip(0)
     for k, t in enumerate(times[:-2]):
         revealed = 1 - masked[k + 1] / masked[k]
-        table = denoising_table(model, process, x, model.schedule.sigma(t).expand(len(x))) * revealed
+        table = _denoised(model, x, model.schedule.sigma(t)) * revealed
         table[..., -1] = 1 - revealed
-        p = propagate_free(p, table, x, blank & process.is_noisy(x))
-    return _last_step(model, p, blank, times[-2])
+        p = propagate_free(p, table, masks)
+    return _last_step(model, p, given < 0, times[-2])
 
 
 @sample_distribution.register
 def _ordered(sampler: Ordered, model: Any, given: Tensor, steps: Steps) -> Tensor:
     """Average over all orders of positions."""
     sampler.check(model)
-    process, times, blanks = model.process, sampler.times(steps), (given < 0).nonzero().squeeze(-1).tolist()
-    x, groups = all_sequences(process.num_states, len(given)), min(len(times) - 1, len(blanks))
-    groups = groups if len(times) else len(blanks)
+    start, x, masks = _start(model, given)
+    times, blanks = sampler.times(steps), (given < 0).nonzero().squeeze(-1).tolist()
+    groups = min(len(times) - 1, len(blanks)) if len(times) else len(blanks)
     orders = {"random": list(permutations(blanks)), "forward": [tuple(blanks)], "backward": [tuple(blanks[::-1])]}
     distributions = []
     for order in orders[sampler.direction]:
-        p = initial_distribution(process, given)
+        p = start
         for group in range(groups):
-            group_positions = [i for rank, i in enumerate(order) if rank * groups // len(order) == group]
-            left = sum(rank * groups // len(order) >= group for rank in range(len(order)))
-            masked = torch.tensor(left / len(given), dtype=torch.float64)
-            sigma = sigma_of_masked_fraction(masked, model.schedule)
-            table = denoising_table(model, process, x, sigma.expand(len(x)))
-            free = torch.zeros(x.shape, dtype=torch.bool).index_fill(1, torch.tensor(group_positions), True)
-            p = propagate_free(p, table, x, free & process.is_noisy(x))
+            group_of = [rank * groups // len(order) for rank in range(len(order))]
+            left = sum(other >= group for other in group_of)
+            sigma = sigma_of_masked_fraction(torch.tensor(left / len(given), dtype=torch.float64), model.schedule)
+            now = torch.tensor([i for i, other in zip(order, group_of, strict=True) if other == group])
+            free = torch.zeros(x.shape, dtype=torch.bool).index_fill(1, now, True)
+            p = propagate_free(p, _denoised(model, x, sigma), free & masks)
         distributions.append(p)
     return torch.stack(distributions).mean(0)
 
@@ -214,14 +207,11 @@ def _ordered(sampler: Ordered, model: Any, given: Tensor, steps: Steps) -> Tenso
 def _entropy_bounded(sampler: EntropyBounded, model: Any, given: Tensor, steps: Steps) -> Tensor:
     """Enumerate entropy-bounded sampling; one call per open position always suffices."""
     sampler.check(model)
-    process, blank = model.process, given < 0
-    p, x = initial_distribution(process, given), all_sequences(process.num_states, len(given))
-    masks = blank & process.is_noisy(x)
-    sigma = sigma_of_masked_fraction(masks.sum(-1) / len(given), model.schedule)
-    table = denoising_table(model, process, x, sigma)
-    chosen = sampler.choose(_mask_uncertainty(sampler, process, table, x, blank))
-    for _ in range(int(blank.sum())):
-        p = propagate_free(p, table, x, chosen)
+    p, x, masks = _start(model, given)
+    table = _denoised(model, x, sigma_of_masked_fraction(masks.sum(-1) / len(given), model.schedule))
+    chosen = sampler.choose(_mask_uncertainty(sampler, model, table, masks))
+    for _ in range(int((given < 0).sum())):
+        p = propagate_free(p, table, chosen)
     return p
 
 
@@ -240,15 +230,8 @@ def reverse_distribution(
 
     Per unit of noise, x jumps to its neighbour with x_i → y at rate Q(x_i, y)·s(x)_{i,y}. The equation of the
     probabilities is solved by the fourth-order Magnus method (Blanes et al. 2008, arXiv 0810.5488) in
-    v = log(e^σ − 1), for which rates are bounded at both ends. The schedule changes the speed, not the path.
-
-    Args:
-        model: A model of log-scores.
-        process: Its noise process.
-        length: Tokens per sequence.
-        sigma_max: The noise to start from; of the data e^−20 is left in it.
-        sigma_min: The noise to end at; a denoiser leaves about that share of tokens noisy.
-        steps: Steps of the solver.
+    v = log(e^σ − 1), for which rates are bounded at both ends. The schedule changes the speed, not the path. Of the
+    data e^−``sigma_max`` is left at the start, and a denoiser leaves about a share ``sigma_min`` of the tokens noisy.
     """
     ends = torch.tensor([sigma_max, sigma_min], dtype=torch.float64)
     first, last = torch.log(torch.expm1(ends)).tolist()
@@ -264,7 +247,7 @@ def reverse_distribution(
 
 def _generators(model: Any, process: Process, length: int, v: Float[Tensor, " n"]) -> Float[Tensor, "n states states"]:
     """Return, at each v, the rates per unit of v from every sequence (columns) to every other, and minus their sums."""
-    sigma = torch.nn.functional.softplus(v, threshold=100.0)
+    sigma = softplus(v, threshold=100.0)
     x = all_sequences(process.num_states, length)
     rows = x.repeat(len(v), 1), sigma.repeat_interleave(len(x))
     with torch.no_grad():
@@ -272,8 +255,7 @@ def _generators(model: Any, process: Process, length: int, v: Float[Tensor, " n"
     rates = process.rate(x[..., None], torch.arange(process.num_states)).scatter(-1, x[..., None], 0)
     rates = torch.where(rates > 0, rates * score, 0) * -torch.expm1(-sigma)[:, None, None, None]
     total, source = torch.zeros(len(v), len(x), len(x), dtype=torch.float64), torch.arange(len(x))
-    for i in range(length):
-        for y in range(process.num_states):
-            target = x.index_fill(1, torch.tensor([i]), y)
-            total[:, index_of(target, process.num_states), source] += rates[:, :, i, y]
+    for i, y in product(range(length), range(process.num_states)):
+        target = x.index_fill(1, torch.tensor([i]), y)
+        total[:, index_of(target, process.num_states), source] += rates[:, :, i, y]
     return total - torch.diag_embed(total.sum(1))
