@@ -1086,7 +1086,7 @@ MISTAKES = [
     Mistake(
         "padding that a network does not take",
         "nn/adapter.py",
-        'if valid is None or self.takes("valid") or valid.all():',
+        'if valid is None or "valid" in self._is_required or valid.all():',
         "if True:",
         "unit/test_adapter.py::test_without_the_argument_rows_are_computed_without_their_padding",
     ),

@@ -8,10 +8,10 @@ import inspect
 from typing import final
 
 import torch
-from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from sedd.nn.transformer import Transformer
+from sedd.nn.transformer import Labels, Transformer, Valid
+from sedd.tensors import PerSequence, PerState, Tokens
 
 
 def adapt(network: object) -> nn.Module:
@@ -29,8 +29,8 @@ def adapt(network: object) -> nn.Module:
 class AdaptedNetwork(nn.Module):
     """A network that is given what its ``forward`` takes and whose output is checked.
 
-    The network always reads tokens of shape (b, L) and a noise level of shape (b,). It returns the logits
-    (b, L, outputs), or an object that has them as ``.logits``, as the encoders of Hugging Face do.
+    The network always reads tokens (b, L) and a noise level (b,). It returns the logits (b, L, outputs), or an object
+    that has them as ``.logits``, as the encoders of Hugging Face do.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -38,37 +38,32 @@ class AdaptedNetwork(nn.Module):
         self.module = module
         inner = _unwrapped(module)
         self.name, self._is_required = type(inner).__name__, _arguments(inner)
-        self._sigma = self._find_sigma()
-
-    @property
-    def depends_on_sigma(self) -> bool:
-        return self._sigma is not None
-
-    def takes(self, name: str) -> bool:
-        """Return whether ``forward`` has an argument of this name."""
-        return name in self._is_required
+        if not self._is_required:
+            wanted = "forward(self, x, sigma) or forward(self, x)"
+            raise ValueError(f"forward of {self.name} names no arguments; write {wanted}")
+        _, *rest = self._is_required
+        second = [name for name in rest[:1] if self._is_required[name] and name not in ("valid", "label")]
+        self._sigma = next((name for name in ("sigma", *second) if name in rest), None)
+        self.depends_on_sigma = self._sigma is not None
+        if others := [name for name in rest if self._is_required[name] and name not in (self._sigma, "valid", "label")]:
+            raise ValueError(
+                f"forward of {self.name} needs {', '.join(others)}, and sedd passes the tokens, sigma, valid and label "
+                "alone; give every other argument a default"
+            )
 
     def require(self, name: str) -> None:
         """Raise ValueError if ``forward`` has no argument of this name: ``valid`` for padding, ``label`` for labels."""
-        if not self.takes(name):
+        if name not in self._is_required:
             given = {"valid": "padding to leave out", "label": "labels"}[name]
             raise ValueError(
                 f"the data has {given}, and forward of {self.name} has no argument {name}; add it, as in "
                 f"forward(self, x, sigma, {name}=None), or choose data without"
             )
 
-    def forward(
-        self,
-        x: Int[Tensor, "*b L"],
-        sigma: Float[Tensor, "*b"],
-        valid: Bool[Tensor, "*b L"] | None = None,
-        *,
-        label: Int[Tensor, "*b"] | None = None,
-    ) -> Float[Tensor, "*b L outputs"]:
+    def forward(self, x: Tokens, sigma: PerSequence, valid: Valid = None, *, label: Labels = None) -> PerState:
         """Return the logits of every position.
 
-        A network without the argument ``valid`` computes sequences of each length by themselves; in training it rejects
-        padding.
+        Without the argument ``valid``, sequences of each length are computed by themselves; training rejects padding.
         """
         if label is not None:
             self.require("label")
@@ -76,7 +71,7 @@ class AdaptedNetwork(nn.Module):
         sigma = sigma.expand(x.shape[:-1]).reshape(-1)
         valid = None if valid is None else valid.expand(x.shape).reshape(rows.shape)
         label = None if label is None else label.expand(x.shape[:-1]).reshape(-1)
-        if valid is None or self.takes("valid") or valid.all():
+        if valid is None or "valid" in self._is_required or valid.all():
             logits = self._call(rows, sigma, valid, label)
         else:
             logits = self._call_by_length(rows, sigma, valid, label)
@@ -125,22 +120,6 @@ class AdaptedNetwork(nn.Module):
         if logits is None:
             raise ValueError("every sequence is padding alone; a network needs at least one token")
         return logits
-
-    def _find_sigma(self) -> str | None:
-        """Return the name of the argument for the noise level; raise ValueError for a forward that cannot be called."""
-        if not self._is_required:
-            raise ValueError(
-                f"forward of {self.name} names no arguments; write forward(self, x, sigma) or forward(self, x)"
-            )
-        _, *rest = self._is_required
-        second = [name for name in rest[:1] if self._is_required[name] and name not in ("valid", "label")]
-        sigma = next((name for name in ("sigma", *second) if name in rest), None)
-        if others := [name for name in rest if self._is_required[name] and name not in (sigma, "valid", "label")]:
-            raise ValueError(
-                f"forward of {self.name} needs {', '.join(others)}, and sedd passes the tokens, sigma, valid and label "
-                "alone; give every other argument a default"
-            )
-        return sigma
 
 
 def _arguments(network: nn.Module) -> dict[str, bool]:
