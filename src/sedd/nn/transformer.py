@@ -34,15 +34,13 @@ from sedd.nn.layers import (
     angles,
 )
 from sedd.ops import block_ops, fp8
-from sedd.ops.block_ops import RMS_NORM, Lookup, NormSpec, PackedTokens, ResidualBranch, Rotation, gather
+from sedd.ops.block_ops import RMS_NORM, Hidden, Lookup, NormSpec, PackedTokens, ResidualBranch, Rotation, gather
 from sedd.runtime import activation_checkpointing
 from sedd.runtime.activation_checkpointing import ActivationCheckpointing
 from sedd.runtime.cuda_graphs import GraphedFunction, OptionalTensors
 from sedd.tensors import PerSequence, Tokens, compute_dtype, upcast, upcast_dtype
 
 Stream = Float[Tensor, "b L h"]
-Hidden = Float[Tensor, "*s h"]
-"""Hidden states of all positions, (b, L, h), or of packed ones, (n, h)."""
 Condition = Float[Tensor, "b cond"] | None
 """The embedding of each sequence's noise level; None in a network without noise conditioning."""
 Mask = Bool[Tensor, "#b 1 #L L"] | None

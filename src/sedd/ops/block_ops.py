@@ -1,7 +1,6 @@
-"""Operations of a transformer block besides attention, with their PyTorch reference.
+"""Operations of a transformer block besides attention: the PyTorch reference, for any device and precision.
 
-The reference runs on any device and in any precision and is differentiated by autograd; `block_ops_triton` has the
-kernels for CUDA. Weights are passed as they are stored and cast here to the dtype of their input.
+`block_ops_triton` has the kernels for CUDA. Weights are passed as they are stored and cast here to their input's dtype.
 """
 
 import functools
@@ -18,7 +17,11 @@ from sedd.ops.fp8 import Fp8Tensor
 from sedd.runtime import device as devices
 from sedd.tensors import upcast
 
+Hidden = Float[Tensor, "*s h"]
+"""Hidden states of all positions, (b, L, h), or of packed ones, (n, h)."""
 WeightAndBias = tuple[Tensor, Tensor | None]
+Pair = tuple[Tensor, Tensor] | None
+"""Shift and scale of adaLN, (b, h), or weights of QK-norm for queries and keys, (d,); None: without."""
 
 
 class NormSpec(NamedTuple):
@@ -43,12 +46,10 @@ class PackedTokens(NamedTuple):
 
     @property
     def seq_len(self) -> int:
-        """Positions per sequence."""
         return len(self.inverse) // (len(self.cu_seqlens) - 1)
 
     @property
     def sequence(self) -> Int[Tensor, " n"]:
-        """The sequence of every selected token."""
         return self.positions // self.seq_len
 
 
@@ -86,7 +87,7 @@ class BlockOps:
     ) -> Float[Tensor, "b L h"]:
         """Add up rows of tables, of the token itself first, and of positions; with ``norm`` return x/√(mean x² + ε).
 
-        The sum and its norm are in float32 or better, and ε is the sum's dtype's.
+        Both are in float32 or better, and ε is that dtype's.
         """
         token, *others = lookups
         h = upcast(self.look_up(token.keys, token.table))
@@ -97,24 +98,18 @@ class BlockOps:
 
     def residual_norm_modulate(
         self,
-        x: Float[Tensor, "*s h"],
+        x: Hidden,
         branch: ResidualBranch | None,
         norm: NormSpec,
-        modulation: tuple[Float[Tensor, "b h"], Float[Tensor, "b h"]] | None,
+        modulation: Pair,
         dtype: torch.dtype,
         packed: PackedTokens | None = None,
         use_fp8: bool = False,
-    ) -> tuple[Float[Tensor, "*s h"], Float[Tensor, "*s h"], Fp8Tensor | None]:
+    ) -> tuple[Hidden, Hidden, Fp8Tensor | None]:
         """Add a branch to the residual stream, normalize the sum and modulate it: n·(1 + scale) + shift (adaLN).
 
-        Args:
-            x: Residual stream of whole sequences, (b, L, h), or of their packed tokens, (n, h).
-            branch: The branch to add.
-            norm: The normalization of the next block.
-            modulation: Shift and scale.
-            dtype: Dtype of the normalized output.
-            packed: The positions of the rows of ``x``; None: ``x`` has all positions.
-            use_fp8: Whether to return the normalized output quantized as well.
+        Without ``packed``, the stream is of whole sequences, (b, L, h), else of the packed tokens, (n, h). Return the
+        stream, and the output in ``dtype``; with ``use_fp8`` also quantized.
         """
 
         def per_token(per_sequence: Tensor) -> Tensor:
@@ -128,7 +123,12 @@ class BlockOps:
                 keep = dropout_mask(y.numel(), branch.dropout, branch.seed).view(y.shape)
                 y = torch.where(keep, y / (1 - branch.dropout), 0)
             x = (upcast(x) + (y if branch.gate is None else per_token(branch.gate) * y)).to(x.dtype)
-        n = _normalize(x, norm)
+        weight = None if norm.weight is None else upcast(norm.weight)
+        if norm.centred:
+            bias = None if norm.bias is None else upcast(norm.bias)
+            n = F.layer_norm(upcast(x), x.shape[-1:], weight, bias, eps=norm.eps)
+        else:
+            n = F.rms_norm(upcast(x), x.shape[-1:], weight, eps=norm.eps)
         if modulation is not None:
             shift, scale = modulation
             n = n * (1 + per_token(scale)) + per_token(shift)
@@ -136,15 +136,9 @@ class BlockOps:
         return x, n, fp8.quantize_rowwise(n.detach().flatten(0, -2)) if use_fp8 else None
 
     def qkv_rotary(
-        self,
-        x: Float[Tensor, "b L h"],
-        weight: Float[Tensor, "hhh h"],
-        heads: int,
-        rotation: Rotation,
-        qk_scale: tuple[Float[Tensor, " d"], Float[Tensor, " d"]] | None,
-        x_fp8: Fp8Tensor | None = None,
+        self, x: Tensor, weight: Tensor, heads: int, rotation: Rotation, qk_scale: Pair, x_fp8: Fp8Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Project to queries, keys and values, (b, L, heads, d), and apply rotary positions to queries and keys.
+        """Project (b, L, h) to queries, keys and values, (b, L, heads, d); apply rotary positions to queries and keys.
 
         With ``qk_scale`` each head of queries and keys is first RMS-normalized (QK-norm). With ``x_fp8``, ``x``
         quantized, products are in float8, except for weight gradients.
@@ -153,18 +147,13 @@ class BlockOps:
         qkv = F.linear(x, weight) if x_fp8 is None else fp8.fp8_linear(x, x_fp8, weight, None)
         q, k, v = qkv.unflatten(-1, (3, heads, -1)).unbind(-3)
         if qk_scale is not None:
-            q = _normalize(q, RMS_NORM._replace(weight=qk_scale[0])).to(q.dtype)
-            k = _normalize(k, RMS_NORM._replace(weight=qk_scale[1])).to(k.dtype)
+            q = F.rms_norm(upcast(q), q.shape[-1:], upcast(qk_scale[0]), eps=RMS_NORM.eps).to(q.dtype)
+            k = F.rms_norm(upcast(k), k.shape[-1:], upcast(qk_scale[1]), eps=RMS_NORM.eps).to(k.dtype)
         return apply_rotary(q, rotation), apply_rotary(k, rotation), v
 
     def mlp(
-        self,
-        x: Float[Tensor, "*s h"],
-        up: WeightAndBias,
-        down: Float[Tensor, "h inner"],
-        activation: str,
-        x_fp8: Fp8Tensor | None = None,
-    ) -> Float[Tensor, "*s h"]:
+        self, x: Hidden, up: WeightAndBias, down: Tensor, activation: str, x_fp8: Fp8Tensor | None = None
+    ) -> Hidden:
         """Compute activation(x·upᵀ + bias)·downᵀ, with ``gelu``, in its tanh form, or ``relu2``, max(0, z)².
 
         With ``x_fp8``, ``x`` quantized, products are in float8, except for weight gradients.
@@ -177,7 +166,6 @@ class BlockOps:
         return fp8.fp8_linear(inner, fp8.quantize_rowwise(inner.detach().flatten(0, -2)), w2, None)
 
     def linear(self, x: Float[Tensor, "*s k"], weight: Float[Tensor, "n k"]) -> Float[Tensor, "*s n"]:
-        """Compute x·weightᵀ."""
         return F.linear(x, weight.to(x.dtype))
 
 
@@ -193,15 +181,6 @@ def select_backend(device: str, dtype: torch.dtype) -> BlockOps:
     return block_ops_triton.TRITON
 
 
-def _normalize(x: Float[Tensor, "*s h"], norm: NormSpec) -> Float[Tensor, "*s h"]:
-    """Normalize over the last dimension, in float32 or better."""
-    weight = None if norm.weight is None else upcast(norm.weight)
-    if not norm.centred:
-        return F.rms_norm(upcast(x), x.shape[-1:], weight, eps=norm.eps)
-    bias = None if norm.bias is None else upcast(norm.bias)
-    return F.layer_norm(upcast(x), x.shape[-1:], weight, bias, eps=norm.eps)
-
-
 def apply_rotary(x: Float[Tensor, "b L heads d"], rotation: Rotation) -> Float[Tensor, "b L heads d"]:
     """Rotate the halves a, b of every head: [a cos − b sin, a sin + b cos].
 
@@ -212,18 +191,14 @@ def apply_rotary(x: Float[Tensor, "b L heads d"], rotation: Rotation) -> Float[T
     return torch.cat([a * cos - b * sin, a * sin + b * cos], -1).to(x.dtype)
 
 
-# Dropout ---------------------------------------------------------------------------------------------------
-
 _LOW_32_BITS = 0xFFFFFFFF
 
 
 def dropout_mask(count: int, dropout: float, seed: Int[Tensor, " 2"]) -> Bool[Tensor, " count"]:
     """Return which of ``count`` entries to keep: a hash of their index, so that the mask need not be stored."""
     first = _hash32(seed[0])
-    h = (torch.arange(count, device=seed.device) * 0x9E3779B9 + first) & _LOW_32_BITS
-    h = (h ^ (h >> 16)) * 0x21F0AAAD & _LOW_32_BITS
-    h = (h ^ (h >> 15) ^ _hash32(seed[1] ^ first)) * 0xD35A2D97 & _LOW_32_BITS
-    return (h ^ (h >> 15)) >= dropout_threshold(dropout)
+    index = (torch.arange(count, device=seed.device) * 0x9E3779B9 + first) & _LOW_32_BITS
+    return _hash32(index, _hash32(seed[1] ^ first)) >= dropout_threshold(dropout)
 
 
 def dropout_threshold(dropout: float) -> int:
@@ -231,14 +206,10 @@ def dropout_threshold(dropout: float) -> int:
     return round(dropout * 2**32)
 
 
-def _hash32(h: Tensor) -> Tensor:
-    """32-bit integer hash finalizer."""
+def _hash32(h: Tensor, word: Tensor | int = 0) -> Tensor:
     h = (h ^ (h >> 16)) * 0x21F0AAAD & _LOW_32_BITS
-    h = (h ^ (h >> 15)) * 0xD35A2D97 & _LOW_32_BITS
+    h = (h ^ (h >> 15) ^ word) * 0xD35A2D97 & _LOW_32_BITS
     return h ^ (h >> 15)
-
-
-# Packed tokens ---------------------------------------------------------------------------------------------
 
 
 def pack_tokens(selected: Bool[Tensor, "*b L"], count: int | None = None) -> PackedTokens:

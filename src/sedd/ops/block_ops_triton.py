@@ -14,6 +14,7 @@ from sedd.ops.block_ops import (
     Lookup,
     NormSpec,
     PackedTokens,
+    Pair,
     ResidualBranch,
     Rotation,
     WeightAndBias,
@@ -43,7 +44,7 @@ class TritonBlockOps(BlockOps):
         x: Tensor,
         branch: ResidualBranch | None,
         norm: NormSpec,
-        modulation: tuple[Tensor, Tensor] | None,
+        modulation: Pair,
         dtype: torch.dtype,
         packed: PackedTokens | None = None,
         use_fp8: bool = False,
@@ -56,13 +57,7 @@ class TritonBlockOps(BlockOps):
         return x if branch is None else total, n, Fp8Tensor(*n_fp8) if use_fp8 else None
 
     def qkv_rotary(
-        self,
-        x: Tensor,
-        weight: Tensor,
-        heads: int,
-        rotation: Rotation,
-        qk_scale: tuple[Tensor, Tensor] | None,
-        x_fp8: Fp8Tensor | None = None,
+        self, x: Tensor, weight: Tensor, heads: int, rotation: Rotation, qk_scale: Pair, x_fp8: Fp8Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
         q_scale, k_scale = qk_scale or (None, None)
         q, k, v = _QKVRotary.apply(x, weight, heads, *rotation, q_scale, k_scale, x_fp8)  # type: ignore[no-untyped-call]
