@@ -34,10 +34,7 @@ class SampledTokens(NamedTuple):
 def sample_categorical(
     head: HeadLogits, x: Int[Tensor, " k"], weights: AffineWeights, u: Float[Tensor, "k 2"]
 ) -> SampledTokens:
-    """Draw the token that follows ``x`` in every row.
-
-    Of the two uniforms per row, the first decides whether the token changes, the second to which.
-    """
+    """Draw every row's next token: the first of its uniforms decides whether ``x`` changes, the second to which."""
     if x.is_cuda and devices.has_triton():
         from sedd.ops import categorical_triton
 
@@ -48,21 +45,10 @@ def sample_categorical(
 def sample_categorical_reference(
     head: HeadLogits, x: Int[Tensor, " k"], weights: AffineWeights, u: Float[Tensor, "k 2"]
 ) -> SampledTokens:
-    """Draw the next token of every row from a table of weights; see `sample_categorical`."""
-    states = max(head.vocab_size, int(x.max()) + 1) if len(x) else head.vocab_size
-    table = dense_weights(head, x, weights, states)
-    total = table.sum(-1, dtype=torch.float64)
-    clamped = table.amin(-1) < -1e-5 * total.abs().clamp_min(1e-30)
-    return SampledTokens(draws.sample_next(x, table.clamp_min(0), u), clamped.sum())
-
-
-def dense_weights(
-    head: HeadLogits, x: Int[Tensor, " k"], weights: AffineWeights, states: int
-) -> Float[Tensor, "k states"]:
-    """Return the weights of all ``states``, in float64 and before negative ones are clamped; see `AffineWeights`."""
-    log_s = head.logits[:, : head.vocab_size].double() + head.shift[:, None].double()
-    is_token = (x < head.vocab_size)[:, None]
-    column = x.clamp_max(head.vocab_size - 1)[:, None]  # of x; any for a mask
+    """Draw the next token of every row from a table of weights, in float64."""
+    n = head.vocab_size
+    log_s = head.logits[:, :n].double() + head.shift[:, None].double()
+    is_token, column = (x < n)[:, None], x.clamp_max(n - 1)[:, None]  # the column of x; any for a mask
     log_s_x = torch.zeros_like(column, dtype=torch.float64) if head.is_score else log_s.gather(-1, column)
     log_s_x = log_s_x if head.is_score else torch.where(is_token, log_s_x, -torch.inf)
     log_s = torch.where(is_token, log_s.scatter(-1, column, -torch.inf), log_s)
@@ -75,8 +61,11 @@ def dense_weights(
         stay = weights.stay_own.double()[:, None] * s_x + weights.stay_sum.double()[:, None] * total
     if weights.change_sum is not None and weights.change_own is not None:
         table = table + weights.change_sum[:, None] * total + weights.change_own[:, None] * s_x
-    table = torch.nn.functional.pad(table, (0, states - head.vocab_size))
-    return table.scatter(-1, x[:, None], stay)
+    states = max(n, int(x.max()) + 1) if len(x) else n
+    table = torch.nn.functional.pad(table, (0, states - n)).scatter(-1, x[:, None], stay)
+    total_weight = table.sum(-1)
+    clamped = table.amin(-1) < -1e-5 * total_weight.abs().clamp_min(1e-30)
+    return SampledTokens(draws.sample_next(x, table.clamp_min(0), u), clamped.sum())
 
 
 def counter_uniforms(

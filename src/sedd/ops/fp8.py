@@ -1,8 +1,7 @@
-"""Float8 (e4m3) matrix products with rowwise scales: every row has its own, so no history of maxima is stored.
+"""Float8 (e4m3) matrix products with rowwise scales, which need no history of maxima; `fp8_triton` quantizes on CUDA.
 
-This is the PyTorch reference; `fp8_triton` quantizes on CUDA, where `scaled_mm` takes half the time of a bfloat16
-product. Gradients of weights stay in the dtype of their factors: they are sums over all tokens, where rounding errors
-of float8 would add up.
+`scaled_mm` takes half the time of a bfloat16 product. Gradients of weights stay in the dtype of their factors: they are
+sums over all tokens, where rounding errors of float8 would add up.
 
 Reference: Micikevicius et al. 2022, "FP8 Formats for Deep Learning", arXiv 2209.05433.
 """
@@ -50,10 +49,7 @@ def scaled_mm(a: Fp8Tensor, b: Fp8Tensor, dtype: torch.dtype, bias: Tensor | Non
 
 
 def fp8_linear(
-    x: Float[Tensor, "*s k"],
-    x_fp8: Fp8Tensor,
-    weight: Float[Tensor, "n k"],
-    bias: Float[Tensor, " n"] | None,
+    x: Float[Tensor, "*s k"], x_fp8: Fp8Tensor, weight: Float[Tensor, "n k"], bias: Float[Tensor, " n"] | None
 ) -> Float[Tensor, "*s n"]:
     """Compute x·weightᵀ + bias from quantized ``x``; its gradient is a float8 product too, the weight's is not."""
     y: Tensor = _Fp8Linear.apply(x.flatten(0, -2), *x_fp8, weight, bias)  # type: ignore[no-untyped-call]

@@ -19,8 +19,3 @@ def quantize_int8(weight: Float[Tensor, "m k"]) -> Int8Tensor:
     scale = (weight.abs().amax(-1, keepdim=True).double() / 127).float()
     scale = torch.where(scale > 0, scale, 1.0)  # a row of zeros
     return Int8Tensor((weight.double() / scale.double()).round().to(torch.int8), scale)
-
-
-def dequantize_int8(quantized: Int8Tensor) -> Float[Tensor, "m k"]:
-    """Return s·q in float32."""
-    return quantized.values.float() * quantized.scale
