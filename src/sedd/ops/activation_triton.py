@@ -1,7 +1,6 @@
 """Triton kernels of the MLP's activation, forward and backward. Arithmetic is in float32.
 
-In the backward pass a program sums over some rows and writes its own partial sums, which torch adds up: no atomic
-additions, so the same bits come out every time.
+Partial sums over rows are added up by torch: no atomic additions, so the same bits come out every time.
 """
 
 import torch
@@ -18,7 +17,6 @@ ROWS, PROGRAM_ROWS, COLUMNS, WARPS = 1, 64, 1024, 4
 
 
 def activation_forward(z: Tensor, activation: str) -> Tensor:
-    """Apply the activation to every entry."""
     out = torch.empty_like(z)
     count, size = z.numel(), FORWARD_SIZE
     _activation_forward[(cdiv(count, size),)](
@@ -30,16 +28,9 @@ def activation_forward(z: Tensor, activation: str) -> Tensor:
 def activation_backward(
     z: Tensor, d_inner: Tensor, activation: str, sum_columns: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Recompute the activation and differentiate it.
+    """Return the activation of z, (rows, width), the gradient of z, and with ``sum_columns`` its sum over rows.
 
-    Args:
-        z: Input of the activation, (rows, width).
-        d_inner: Gradient of its output, overwritten by the gradient of ``z``.
-        activation: Its name.
-        sum_columns: Whether to sum the gradient of ``z`` over rows, for a bias.
-
-    Returns:
-        The activation's output, the gradient of ``z``, and its sum over rows.
+    ``d_inner``, the gradient of the activation, is overwritten by the gradient of z.
     """
     rows, width = z.shape
     inner = torch.empty_like(z)

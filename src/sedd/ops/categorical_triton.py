@@ -35,7 +35,7 @@ def sample_categorical_triton(head: HeadLogits, x: Tensor, weights: AffineWeight
 
 @triton.jit
 def _exp(x):
-    """Return e^x, with subnormal results flushed to 0: `tl.exp` would keep them and take three times as long."""
+    """Return e^x, flushing subnormal results to 0: `tl.exp` would keep them and take three times as long."""
     return tl.exp2(x * 1.4426950408889634)
 
 

@@ -1,9 +1,9 @@
 """Embeddings in Triton: sums of table rows with a norm, and the segment sum that is the gradient of a table.
 
-A segment sum is made for tokens some of which are rare, while the mask is half of all. Rows are sorted by key, so that
-the rows of one key are a segment; a program sums a chunk of rows. Segments that lie inside the chunk are complete and
-are written to the result. The first and the last may continue in another chunk: their partial sums are two rows of a
-shorter list, which is summed in the same way. There are no atomic additions, so the same bits come out every time.
+Rows are sorted by key, so that the rows of one key are a segment; some tokens are rare, and the mask is half of all. A
+program sums a chunk of rows. Segments inside the chunk are complete and written to the result. The first and the last
+may continue in another chunk: their partial sums are two rows of a shorter list, which is summed in the same way. There
+are no atomic additions, so the same bits come out every time.
 """
 
 from collections.abc import Sequence
@@ -19,8 +19,6 @@ from sedd.runtime.device import cdiv, next_power_of_2
 
 CHUNK, COLUMNS = 64, 256
 """Rows and columns per program, which is one warp. The list gets shorter only with chunks of at least 4 rows."""
-
-
 MAX_TABLES = 4  # tables of `embed_and_norm_forward`, at most
 NORM_ROWS, NORM_COLUMNS, NORM_WARPS = 4, 256, 1
 """Rows per program, entries per load and warps of the kernels with a norm."""

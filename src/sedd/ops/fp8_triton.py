@@ -37,11 +37,7 @@ def activate_and_quantize(z: Tensor, activation: str) -> Fp8Tensor:
 def activation_backward_and_quantize(
     z: Tensor, d_inner: Tensor, activation: str, sum_columns: bool
 ) -> tuple[Tensor, Tensor, Tensor | None, Fp8Tensor]:
-    """Recompute the activation, differentiate it and quantize the gradient of ``z``, which is not rounded in between.
-
-    Returns:
-        What `activation_triton.activation_backward` does, and the gradient of ``z`` quantized.
-    """
+    """Return what `activation_triton.activation_backward` does, and the gradient of z, quantized before rounding."""
     m, k = z.shape
     inner, quantized = torch.empty_like(z), empty_rowwise(z)
     columns, rows = min(COLUMNS, next_power_of_2(k)), SUM_ROWS if sum_columns else BACKWARD_ROWS

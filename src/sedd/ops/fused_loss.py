@@ -4,9 +4,8 @@
     loss.total.backward()
 
 equals ``(weight·objective.loss(model, x_t, x_0, t)).sum().backward()`` in less time and memory. The network returns the
-hidden states of the positions that count, and `linear_loss` applies the objective's coefficients to them with the
-weight of the head. Logits are the largest tensor of a training step: one entry of the vocabulary per position. Here
-they exist for some thousand rows at a time, and are overwritten by their own gradient in the forward pass.
+hidden states of the positions that count, and `linear_loss` applies head and objective to some thousand of them at a
+time. Their logits, of which all would be the largest tensor of a training step, are overwritten by their own gradient.
 
 `LinearLossBackend` is the reference for a block of rows, on any device; `fused_loss_triton` has the kernels for CUDA.
 
@@ -28,7 +27,7 @@ from sedd.objectives import Coefficients, CrossEntropyTerms, Objective, ScoreEnt
 from sedd.ops.block_ops import PackedTokens, pack_tokens
 from sedd.parameterization import DiscreteModel
 from sedd.runtime import device as devices
-from sedd.tensors import upcast, upcast_dtype
+from sedd.tensors import PerSequence, Tokens, upcast, upcast_dtype
 
 VOCAB_MULTIPLE = 128  # on a GPU the logits are padded to a multiple of this many entries
 MAX_LOGITS = {"cuda": 9 * 2**26, "cpu": 2**22}  # largest number of logits in memory at a time
@@ -37,14 +36,10 @@ MAX_LOG_SCORE = 80.0
 _MIN_LOG_RATIO = -70.0  # as in `divergence`
 
 
-# Backends --------------------------------------------------------------------------------------------------
-
-
 class EntropyTerms(NamedTuple):
     """The divergences D(s_y, a) of a block of rows, for the entries y < ``states``: log s_y = z_y + bias_y + scale.
 
-    The entry ``skip`` of a row has no term. The entry ``data`` is left out of the sums, and its gradient is
-    ``grad_at_data``.
+    The entry ``skip`` of a row has no term; ``data`` is left out of the sums, and its gradient is ``grad_at_data``.
     """
 
     states: int
@@ -126,19 +121,12 @@ class ScoreEntropyLoss(NamedTuple):
     weight: Float[Tensor, " n"]
 
     def loss_and_grad_(self, z: Tensor, bias: Tensor | None, backend: LinearLossBackend) -> EntropySums:
-        """Return the losses of the rows, and overwrite z by its gradient: the entry at x_0 here, the rest there."""
+        """Return the losses of the rows; overwrite z by its gradient: the entry at x_0 here, all others there."""
         log_s = (_logit_at(z, bias, self.x_0) + self.scale).clamp_max(MAX_LOG_SCORE)
         changed = 1.0 if self.x_t is None else (self.x_t != self.x_0).to(log_s.dtype)
-        terms = EntropyTerms(
-            states=self.states,
-            bias=bias,
-            scale=self.scale,
-            weight=self.weight,
-            data=self.x_0,
-            grad_at_data=self.weight * changed * score_entropy.slope(log_s, self.log_data),
-            skip=self.x_t,
-            log_rest=None if self.log_rest is None else self.log_rest.clamp_min(_MIN_LOG_RATIO),
-        )
+        grad_at_data = self.weight * changed * score_entropy.slope(log_s, self.log_data)
+        log_rest = None if self.log_rest is None else self.log_rest.clamp_min(_MIN_LOG_RATIO)
+        terms = EntropyTerms(self.states, bias, self.scale, self.weight, self.x_0, grad_at_data, self.x_t, log_rest)
         sums = backend.entropy_and_grad_(z, terms)
         loss = sums.values + changed * score_entropy.value(log_s, self.log_data)
         loss = torch.where(sums.overflow_count > 0, torch.inf, loss)
@@ -171,9 +159,6 @@ def _logit_at(z: Tensor, bias: Tensor | None, y: Tensor) -> Tensor:
     return logit if bias is None else logit + bias[y]
 
 
-# The head --------------------------------------------------------------------------------------------------
-
-
 class LossOutput(NamedTuple):
     """Weighted losses, in nats."""
 
@@ -192,11 +177,9 @@ def linear_loss(
     block_rows: int | None = None,
     backend: LinearLossBackend | None = None,
 ) -> LossOutput:
-    """Return the loss of the logits ``hidden @ weight.T + bias``, which never exist all at once.
+    """Return the loss of the logits ``hidden @ weight.T + bias``, of which ``block_rows`` exist at a time.
 
-    Entries of the head after ``loss.states`` do not count. Matrix products are in ``dtype``, by default the dtype of
-    ``weight``, and everything else is in float32 or better. ``block_rows`` rows of logits exist at a time, by default
-    as many as `MAX_LOGITS` allows.
+    Matrix products are in ``dtype``, by default that of ``weight``, and everything else is in float32 or better.
     """
     if weight.shape[0] < loss.states:
         raise ValueError(f"the head has {weight.shape[0]} entries per position; this loss needs {loss.states}")
@@ -271,23 +254,19 @@ def _addmm_upcast(total: Tensor, a: Tensor, b: Tensor) -> None:
         total.addmm_(a.to(total.dtype), b.to(total.dtype))
 
 
-# The loss of a batch ---------------------------------------------------------------------------------------
-
-
 def fused_loss(
     objective: Objective,
     model: DiscreteModel,
-    x_t: Int[Tensor, "b L"],
-    x_0: Int[Tensor, "b L"],
-    t: Float[Tensor, " b"],
-    weight: Float[Tensor, " b"],
-    valid: Bool[Tensor, "b L"] | None = None,
+    x_t: Tokens,
+    x_0: Tokens,
+    t: PerSequence,
+    weight: PerSequence,
+    valid: Bool[Tensor, "*b L"] | None = None,
     count: int | None = None,
 ) -> LossOutput | None:
-    """Return the losses at valid positions, each sequence times the ``weight`` of its time.
+    """Return the losses at valid positions, each sequence times its ``weight``; None if the objective has no such form.
 
-    None if the objective has no fused loss with this model: use ``objective.loss``. ``count`` is the number of valid
-    positions that count in the loss; None counts them on the device, and waits for it.
+    ``count`` is the number of valid positions that count in the loss; None counts them on the device, and waits for it.
     """
     network = model.network
     network = network.module if isinstance(network, nn.parallel.DistributedDataParallel) else network

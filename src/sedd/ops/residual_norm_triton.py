@@ -4,8 +4,7 @@
     n = norm(s)·(1 + scale) + shift
 
 A row belongs to one warp where it fits, so that its sums need no synchronization. A program computes some rows of one
-sequence; in the backward pass it writes its own partial sums over them, which a second kernel and torch add up: no
-atomic additions, so the same bits come out every time.
+sequence; partial sums of the backward pass are added up without atomics, so the same bits come out every time.
 """
 
 import functools
@@ -31,7 +30,7 @@ SUM_ROWS, SUM_COLUMNS = 16, 128  # partial sums and columns per load of the kern
 
 
 class ResidualNormConfig(NamedTuple):
-    """The numbers of the operation."""
+    """The operation without its tensors."""
 
     eps: float
     centred: bool  # whether the norm subtracts the mean (layer norm) or not (RMS norm)
@@ -53,7 +52,6 @@ class ResidualNormInputs(NamedTuple):
     cu_seqlens: Tensor | None  # cumulative numbers of rows per sequence, for packed tokens
 
     def sequences(self, x: Tensor) -> int:
-        """Return the number of sequences."""
         return len(x) if self.cu_seqlens is None else len(self.cu_seqlens) - 1
 
     def flags(self, dropout: bool) -> dict[str, bool]:
@@ -99,10 +97,9 @@ def residual_norm_forward(
     dtype: torch.dtype,
     n_fp8: Fp8Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Compute s and n, with n in ``dtype``; and in float8, quantized before it is rounded, into ``n_fp8``.
+    """Return s, n in ``dtype``, and the mean and 1/√(variance + eps) of every row of s.
 
-    Returns:
-        s, n, and the mean and 1/√(variance + eps) of every row of s.
+    n is also quantized before it is rounded, into ``n_fp8``.
     """
     b, length, width = inputs.sequences(x), config.length, x.shape[-1]
     total = x if inputs.y is None else torch.empty_like(x)
@@ -145,7 +142,7 @@ def residual_norm_backward(
 ) -> ResidualNormGrads:
     """Return the gradients of the inputs, given those of n and, if it was used otherwise, of s.
 
-    That of the branch is the same tensor as that of the residual stream where there is no gate and no dropout.
+    Without gate and dropout, the gradients of branch and residual stream are one tensor.
     """
     b, length, width = inputs.sequences(total), config.length, total.shape[-1]
     programs, flags = cdiv(length, BACKWARD_ROWS), inputs.flags(config.dropout > 0)
@@ -221,7 +218,7 @@ def _sum_partial_grads(
 
 @triton.jit
 def _hash32(h):
-    """32-bit integer hash finalizer; see `block_ops._hash32`."""
+    """See `block_ops._hash32`."""
     h = (h ^ (h >> 16)) * 0x21F0AAAD
     h = (h ^ (h >> 15)) * 0xD35A2D97
     return h ^ (h >> 15)

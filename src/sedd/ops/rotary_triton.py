@@ -1,7 +1,6 @@
 """Triton kernels of rotary positions and QK-norm, forward and backward. Arithmetic is in float32.
 
-A program computes some rows of the projected queries, keys and values; in the backward pass it writes its own partial
-sums for the QK scales, which torch adds up: no atomic additions, so the same bits come out every time.
+Partial sums for the QK scales are added up by torch: no atomic additions, so the same bits come out every time.
 """
 
 import torch
@@ -24,19 +23,9 @@ QKScales = tuple[Tensor, Tensor]  # the weights of QK-norm for queries and for k
 def qk_norm_rotary_forward(
     qkv: Tensor, length: int, heads: int, cos: Tensor, sin: Tensor, qk_scale: QKScales | None, eps: float
 ) -> Tensor:
-    """Apply QK-norm and rotary positions to queries and keys.
+    """Apply QK-norm and rotary positions to the queries and keys of ``qkv``, (rows, 3·width).
 
-    Args:
-        qkv: Queries, keys and values side by side, (rows, 3·width).
-        length: Positions per sequence.
-        heads: The number of heads.
-        cos: Cosine of the rotary angles, (length, d/2).
-        sin: Sine of the same.
-        qk_scale: Weights of QK-norm; None: no QK-norm, and ``qkv`` is overwritten.
-        eps: Epsilon of QK-norm.
-
-    Returns:
-        Queries and keys side by side: ``qkv`` itself without QK-norm, else a new tensor, (rows, 2·width).
+    Return queries and keys side by side: in a new tensor, (rows, 2·width), or in ``qkv`` itself without QK-norm.
     """
     rows, width = qkv.shape[0], qkv.shape[1] // 3
     out = qkv if qk_scale is None else qkv.new_empty(rows, 2 * width)
@@ -59,9 +48,9 @@ def qk_norm_rotary_backward(
     eps: float,
     dqkv_fp8: Fp8Tensor | None = None,
 ) -> tuple[Tensor, QKScales | None]:
-    """Return the gradients of ``qkv`` and of the QK scales; without QK-norm ``qkv`` is not read.
+    """Return the gradients of ``qkv``, also quantized into ``dqkv_fp8`` before it is rounded, and of the QK scales.
 
-    The first is also written in float8, quantized before it is rounded, into ``dqkv_fp8``.
+    Without QK-norm ``qkv`` is not read.
     """
     b, length, heads, d = dq.shape
     rows, programs = b * length, cdiv(b * length, BACKWARD_ROWS)
