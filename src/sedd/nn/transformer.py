@@ -47,6 +47,7 @@ Mask = Bool[Tensor, "#b 1 #L L"] | None
 """True where the query (row) attends to the key (column); None: everywhere, but for causal attention."""
 Valid = Bool[Tensor, "*b L"] | None
 Labels = Int[Tensor, "*b"] | None
+Packed = PackedTokens | None
 
 
 class TransformerShape(NamedTuple):
@@ -103,9 +104,6 @@ def hollow_mask(length: int, device: torch.device) -> Bool[Tensor, "n n"]:
     return torch.cat([torch.cat(row, -1) for row in (forward, backward, query)])
 
 
-# Blocks ----------------------------------------------------------------------------------------------------
-
-
 class BlockWeights(NamedTuple):
     """The weights of a block: norm and attention, then norm and MLP."""
 
@@ -132,12 +130,7 @@ class Block(nn.Module, ABC):
     def block_weights(self) -> BlockWeights: ...
 
     def forward(
-        self,
-        x: Stream,
-        branch: ResidualBranch | None,
-        c: Condition,
-        context: AttentionContext,
-        packed: PackedTokens | None = None,
+        self, x: Stream, branch: ResidualBranch | None, c: Condition, context: AttentionContext, packed: Packed = None
     ) -> tuple[Hidden, ResidualBranch]:
         """Return the residual stream and the branch that is still to be added to it.
 
@@ -232,19 +225,14 @@ class FinalLayer(nn.Module):
         self.adaLN_modulation = adaln if reference else None
         self.modulation = None if reference else adaln
 
-    def forward(
-        self, x: Hidden, branch: ResidualBranch | None, c: Condition, packed: PackedTokens | None = None
-    ) -> Hidden:
-        """Return the hidden states that the head reads."""
+    def forward(self, x: Hidden, branch: ResidualBranch | None, c: Condition, packed: Packed = None) -> Hidden:
+        """Return what the head reads."""
         norm = RMS_NORM if self.norm_final is None else _layer_norm(self.norm_final)
         layer = self.adaLN_modulation or self.modulation
         modulation = None if layer is None else layer(c).chunk(2, -1)
         dtype = compute_dtype(self.linear.weight)
         backend = block_ops.select_backend(x.device.type, dtype)
         return backend.residual_norm_modulate(x, branch, norm, modulation, dtype, packed)[1]
-
-
-# Networks --------------------------------------------------------------------------------------------------
 
 
 class Transformer(nn.Module, ABC):
@@ -271,8 +259,7 @@ class Transformer(nn.Module, ABC):
     block_class: ClassVar[type[Block]]
     is_reference: ClassVar[bool]
 
-    activation_checkpointing: ActivationCheckpointing
-    """How a block is called: `none`, `selective` or `full` of `runtime.activation_checkpointing`."""
+    activation_checkpointing: ActivationCheckpointing  # how a block is called
 
     def __init__(
         self,
@@ -312,7 +299,7 @@ class Transformer(nn.Module, ABC):
         zero_branches = embedding_norm and not time_conditioning
         shape = TransformerShape(width, heads, cond_dim if time_conditioning else None, dropout, zero_branches)
         self.states, self.causal, self.hollow, self.labels = states, causal, hollow, labels
-        self.embedding_norm, self.head_dim = embedding_norm, width // heads
+        self.depends_on_sigma, self.embedding_norm, self.head_dim = time_conditioning, embedding_norm, width // heads
         self.activation_checkpointing, self.compiled = activation_checkpointing.none, False
         self.graphed_blocks: GraphedFunction | None = None
         # modules are named as in checkpoints
@@ -334,10 +321,6 @@ class Transformer(nn.Module, ABC):
                 module.reset_parameters(generator)
 
     @property
-    def depends_on_sigma(self) -> bool:
-        return self.sigma_map is not None
-
-    @property
     def head(self) -> Linear:
         """The last linear map: the output is ``head(hidden(x, sigma))``."""
         return self.output_layer.linear
@@ -349,31 +332,21 @@ class Transformer(nn.Module, ABC):
         valid: Valid = None,
         *,
         label: Labels = None,
-        packed: PackedTokens | None = None,
+        packed: Packed = None,
         return_hidden: bool = False,
     ) -> Float[Tensor, "*s outputs"]:
-        """Return the logits of every position, in float32 or better.
+        """Return the logits of every position, in float32 or better; without time conditioning ``sigma`` is not read.
 
-        Args:
-            x: Token ids.
-            sigma: Total noise of each sequence; not read without time conditioning.
-            valid: False at padding, to which no valid position attends; the output there is meaningless. Positions
-                count from the left.
-            label: Label id of each sequence; None, and the id after the last, mean no label.
-            packed: Compute the output at these positions alone, (n, outputs), with less work in the last block.
-            return_hidden: Return what the head reads instead, for a loss that is fused with the head. Unlike `hidden`,
-                this runs the hooks of DDP and FSDP, and autocast.
+        No valid position attends to padding, where ``valid`` is False and the output is meaningless. A ``label`` of
+        None, and the id after the last, mean no label. With ``packed`` the output is that of these positions, (n,
+        outputs), for less work in the last block. ``return_hidden`` returns what the head reads, for a loss that is
+        fused with the head: unlike `hidden`, this runs the hooks of DDP and FSDP, and autocast.
         """
         hidden = self.hidden(x, sigma, valid, packed, label)
         return hidden if return_hidden else upcast(self.head(hidden))
 
     def hidden(
-        self,
-        x: Tokens,
-        sigma: PerSequence,
-        valid: Valid = None,
-        packed: PackedTokens | None = None,
-        label: Labels = None,
+        self, x: Tokens, sigma: PerSequence, valid: Valid = None, packed: Packed = None, label: Labels = None
     ) -> Hidden:
         """Return the hidden states that the head reads, in the dtype of its weights or of autocast; see `forward`."""
         tensors.check_states(x, self.states)
@@ -382,13 +355,12 @@ class Transformer(nn.Module, ABC):
         weight = self.output_layer.linear.weight
         positions = torch.arange(length, device=x.device, dtype=upcast_dtype(weight.dtype))
         angle = angles(positions, self.head_dim)
-        rotation = Rotation(angle.cos(), angle.sin())
         position = None if self.position_embedding is None else self.position_embedding(positions)
         if self.hollow:
-            x = torch.cat([x, x, torch.full_like(x, self.states)], -1)
+            x, angle = torch.cat([x, x, torch.full_like(x, self.states)], -1), angle.repeat(STREAMS, 1)
             valid = None if valid is None else valid.repeat(1, STREAMS)
-            rotation = Rotation(*(part.repeat(STREAMS, 1) for part in rotation))
             position = None if position is None else position.repeat(STREAMS, 1)
+        rotation = Rotation(angle.cos(), angle.sin())
         lookups = [Lookup(x, self.vocab_embed.embedding)]
         if self.ngram_embed is not None:
             lookups += self.ngram_embed.lookups(x, valid)
@@ -408,9 +380,7 @@ class Transformer(nn.Module, ABC):
             return hidden.reshape(*shape, -1)
         return hidden if packs_last_block else gather(hidden, packed)
 
-    def trunk(
-        self, h: Stream, sigma: PerSequence, valid: Valid, rotation: Rotation, packed: PackedTokens | None = None
-    ) -> Hidden:
+    def trunk(self, h: Stream, sigma: PerSequence, valid: Valid, rotation: Rotation, packed: Packed = None) -> Hidden:
         """Compute the hidden states from the embeddings: one graph without control flow on values.
 
         The rotation is an argument: a compiler would recompute its sines wherever they are used.
@@ -511,9 +481,6 @@ class Reference(Transformer):
 
 @final
 class Modern(Transformer):
-    """RMSNorm, QK-norm, squared ReLU and no biases; with time conditioning, gates are initialised to 0.
-
-    Tokens also have an absolute position embedding; see `layers.PositionEmbedding`.
-    """
+    """RMSNorm, QK-norm, squared ReLU, `layers.PositionEmbedding` and no biases; gates are initialised to 0."""
 
     block_class, is_reference = ModernBlock, False
