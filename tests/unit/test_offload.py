@@ -63,7 +63,7 @@ def test_only_the_network_is_moved(monkeypatch: pytest.MonkeyPatch) -> None:
     prepared = prepare_for_inference(network, "meta", "float32")
     assert isinstance(prepared, OffloadedNetwork)
     assert {p.device.type for p in prepared.parameters()} == {"meta"}
-    assert prepared.head.weight.device.type == "meta"
+    assert prepared.head.module.weight.device.type == "meta"
     loaded = object.__new__(LoadedModel)
     vars(loaded).update(network=prepared)
     assert loaded.device == torch.device("cpu")

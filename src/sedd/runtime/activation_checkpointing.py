@@ -1,8 +1,7 @@
 """Activation checkpointing: which activations of a block are stored for the backward pass and which are recomputed.
 
-A transformer block makes a dozen tensors of the size of its input, and its backward pass needs all of them. Matrix
-products and attention are expensive to repeat; norms, gates, rotations and activations are cheap. A block is called as
-``none(block, x, …)``, ``selective(block, x, …)`` or ``full(block, x, …)``.
+Matrix products and attention are expensive to repeat; norms, gates, rotations and activations are cheap. A block is
+called as ``none(block, x, …)``, ``selective(block, x, …)`` or ``full(block, x, …)``.
 
 Reference: Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost", arXiv 1604.06174.
 """

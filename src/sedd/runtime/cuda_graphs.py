@@ -1,11 +1,10 @@
 """CUDA graphs: kernels are captured once per shape and launched together, in training and in inference.
 
-The blocks of a transformer are some hundreds of kernel launches per pass. At small batches launching them one by one
-takes longer than running them; a captured graph is one launch. A graph has its own memory, in which every tensor stays
-in place: inputs are copied there, and outputs are valid until the next replay.
+At small batches launching the kernels of a transformer one by one takes longer than running them; a graph is one
+launch. It has its own memory: inputs are copied there, and outputs are valid until the next replay.
 
 Training does not use `torch.cuda.make_graphed_callables`: it captures in global mode, which fails while a prefetching
-thread uses CUDA; it refuses autocast's cache and arguments that are None; and it returns static gradients that become
+thread uses CUDA; it rejects autocast's cache and arguments that are None; and it returns static gradients that become
 ``weight.grad``, so that accumulating a second backward pass adds a buffer to itself.
 """
 
@@ -29,8 +28,6 @@ OptionalTensors = tuple[Tensor | None, ...]
 MAX_GRAPHS = 4  # captures of a `GraphedFunction`; each holds the memory of a whole forward and backward pass
 MAX_TOKENS = 2**17  # batches of more tokens than this run without a graph in inference: launches do not limit them
 
-# Training --------------------------------------------------------------------------------------------------
-
 
 @dataclass
 class CapturedGraphs:
@@ -50,8 +47,7 @@ class GraphedFunction:
     """A function of tensors and of ``weights`` that runs as CUDA graphs, differentiable in both.
 
     The last `MAX_GRAPHS` combinations of shapes and precision stay captured, in the training mode of their first call.
-    The backward pass must run once before the next forward pass. Gradients are overwritten by that pass, except those
-    stored as ``weight.grad``.
+    The backward pass must run once before the next forward pass, which overwrites gradients not stored as ``.grad``.
     """
 
     def __init__(self, weights: Iterable[Tensor]) -> None:
@@ -156,10 +152,7 @@ def _copy(buffers: OptionalTensors, given: OptionalTensors) -> None:
 
 
 def batch_bucket(rows: int) -> int:
-    """Return the least of 1, 2, 3, 4, 6, 8, 12, 16 … that is at least ``rows``.
-
-    Batches are padded to these sizes, so that a small number of graphs suffices: at most half as many rows again.
-    """
+    """Return the least of 1, 2, 3, 4, 6, 8, 12, 16 … that is at least ``rows``: padded batches share a few graphs."""
     size = 1
     while size < rows:
         size = size * 3 // 2 if size & (size - 1) == 0 and size > 1 else 1 << size.bit_length()
@@ -246,17 +239,12 @@ def _pad_head(head: Any) -> tuple[Tensor, Tensor | None]:
     return weight, None if head.bias is None else F.pad(head.bias.detach(), (0, missing))
 
 
-# Shared ----------------------------------------------------------------------------------------------------
-
 _LOCK = threading.Lock()
 
 
 @contextmanager
 def capture_stream(device: torch.device) -> Iterator[torch.cuda.Stream]:
-    """Enter the stream for captures on this GPU, one thread at a time, after all work queued so far.
-
-    All captures share one stream, since libraries allocate a workspace for each.
-    """
+    """Enter the one stream for captures on this GPU (libraries allocate a workspace for each), a thread at a time."""
     with _LOCK, torch.cuda.device(device):
         stream = _capture_stream(device)
         stream.wait_stream(torch.cuda.current_stream())
@@ -269,10 +257,7 @@ def _capture_stream(device: torch.device) -> torch.cuda.Stream:
 
 
 def peak_memory() -> int:
-    """Return the peak memory of a GPU in bytes since it was reset: of tensors, and what the graphs' pools hold.
-
-    No graph may have been captured since the reset, when its pool would be counted twice.
-    """
+    """Return a GPU's peak memory in bytes: of tensors, and what pools of graphs captured before its last reset hold."""
     pools = [part for part in torch.cuda.memory_snapshot() if tuple(part["segment_pool_id"]) != (0, 0)]
     reserved: int = sum(part["total_size"] - part["allocated_size"] for part in pools)
     return torch.cuda.max_memory_allocated() + reserved

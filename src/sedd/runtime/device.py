@@ -10,16 +10,9 @@ TRITON_CAPABILITY = (8, 0)  # least CUDA compute capability that the Triton kern
 
 
 def resolve_device(name: str | None) -> torch.device:
-    """Return the device cpu, cuda, cuda:N or mps, by default a GPU if there is one, else the CPU.
-
-    cuda is another GPU for each of several processes.
-    """
+    """Return the device cpu, cuda (a GPU for each process), cuda:N or mps; by default a GPU if there is one."""
     has_cuda = torch.cuda.is_available()
-    counts = {
-        "cpu": 1,
-        "cuda": torch.cuda.device_count() if has_cuda else 0,
-        "mps": int(torch.backends.mps.is_available()),
-    }
+    counts = {"cpu": 1, "cuda": has_cuda * torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
     try:
         device = torch.device(name or ("cuda" if has_cuda else "cpu"))
         count = counts[device.type]

@@ -33,10 +33,8 @@ class Ranks:
     def local_slice(self, batch_size: int, micro_batches: int = 1) -> slice:
         """Return the rows of a batch that this process computes, in ``micro_batches`` equal parts."""
         if batch_size % (self.world_size * micro_batches):
-            parts = f", each in {micro_batches} equal parts" if micro_batches > 1 else ""
-            raise ValueError(
-                f"a batch of {batch_size} cannot be shared by {self.world_size} processes{parts}; make it a multiple"
-            )
+            shares = f"{self.world_size} processes" + f", each in {micro_batches} equal parts" * (micro_batches > 1)
+            raise ValueError(f"a batch of {batch_size} cannot be shared by {shares}; make it a multiple")
         size = batch_size // self.world_size
         return slice(self.rank * size, (self.rank + 1) * size)
 
@@ -76,7 +74,9 @@ def process_group(device_name: str | None = None) -> Iterator[Ranks]:
     """
     rank, world_size = find_launch()
     exists = dist.is_available() and dist.is_initialized()
-    device = _resolve_device(device_name, exists)
+    device = resolve_device(device_name)
+    if exists and "LOCAL_RANK" not in os.environ and device_name in (None, "cuda") and device.type == "cuda":
+        device = torch.device("cuda", torch.cuda.current_device())  # the host program has chosen it
     if device.type == "mps":
         raise ValueError("device is mps, which has no float64, and this needs it; choose cpu")
     if device.type == "cuda":
@@ -99,22 +99,13 @@ def process_group(device_name: str | None = None) -> Iterator[Ranks]:
             dist.destroy_process_group()
 
 
-def _resolve_device(name: str | None, in_group: bool) -> torch.device:
-    """Return the device of this process; of one whose host program has chosen its GPU already, that GPU."""
-    if in_group and "LOCAL_RANK" not in os.environ and torch.cuda.is_available() and name in (None, "cuda"):
-        return torch.device("cuda", torch.cuda.current_device())
-    return resolve_device(name)
-
-
 def _cpu_group(device: torch.device) -> dist.ProcessGroup | None:
-    """Return a group for tensors on the CPU beside the default group; None: that has a backend for them."""
+    """Return a group for tensors on the CPU; None: the default group has a backend for them."""
     if "cpu:" in dist.get_backend_config():
         return None
     if device.type == "cpu":
-        raise ValueError(
-            f"device is cpu, and the process group that exists has the backend {dist.get_backend()}, which is for GPUs "
-            "alone; initialise it with gloo, or train on the GPUs"
-        )
+        found = f"device is cpu, and the backend of the existing process group, {dist.get_backend()}, is for GPUs alone"
+        raise ValueError(f"{found}; initialise it with gloo, or train on the GPUs")
     group: dist.ProcessGroup = dist.new_group(backend="gloo")
     _GROUPS.append(group)
     return group
@@ -128,7 +119,5 @@ def _explain_lost_processes(rank: int) -> Iterator[None]:
     except RuntimeError as error:
         if not isinstance(error, dist.DistError) and not any(word in str(error) for word in ("gloo", "NCCL")):
             raise
-        raise ValueError(
-            f"process {rank} stops because another process of the run has ended; what that one printed, if it was not "
-            "killed, says why. Start the run again with --resume"
-        ) from None
+        reason = "another process of the run has ended, see its output"
+        raise ValueError(f"process {rank} stops because {reason}; start the run again with --resume") from None

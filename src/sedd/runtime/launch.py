@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Launch(NamedTuple):
-    """The rank of this process and the number of processes."""
+    """This process among all."""
 
     rank: int
     world_size: int

@@ -8,8 +8,7 @@ from torch import Tensor, float64, nn
 class OffloadedNetwork(nn.Module):
     """A network in inference on a device without float64, such as Apple's ``mps``.
 
-    Tokens and noise levels are moved to the device, and what the network returns is moved back, so that draws and
-    bounds are computed in float64 on the CPU.
+    Tokens and noise levels are moved to the device and outputs back: draws and bounds are in float64 on the CPU.
     """
 
     def __init__(self, network: nn.Module, device: str) -> None:
@@ -23,28 +22,20 @@ class OffloadedNetwork(nn.Module):
 
     @property
     def head(self) -> "OffloadedNetwork":
-        """The output projection."""
         return OffloadedNetwork(self.module.head, self.device)
 
-    @property
-    def weight(self) -> Tensor:
-        """The weights of a head."""
-        weight: Tensor = self.module.weight
-        return weight
-
     def hidden(self, *arguments: Any, **options: Any) -> Tensor:
-        """Return the hidden states before the head."""
         return self._call(self.module.hidden, arguments, options)
 
     def forward(self, *arguments: Any, **options: Any) -> Tensor:
         return self._call(self.module, arguments, options)
 
     def _call(self, function: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> Tensor:
-        output = function(*map(self._move, arguments), **{name: self._move(value) for name, value in options.items()})
+        def move(value: Any) -> Any:
+            if not isinstance(value, Tensor):
+                return value
+            return (value.float() if value.dtype == float64 else value).to(self.device)
+
+        output = function(*map(move, arguments), **{name: move(value) for name, value in options.items()})
         logits: Tensor = getattr(output, "logits", output)
         return logits.cpu()
-
-    def _move(self, value: Any) -> Any:
-        if not isinstance(value, Tensor):
-            return value
-        return (value.float() if value.dtype == float64 else value).to(self.device)

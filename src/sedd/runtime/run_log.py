@@ -19,19 +19,19 @@ from sedd.files import MAX_TEXT, parse_json, read_bytes
 from sedd.schema import check_fields
 
 LOG = "log.jsonl"
-FIELD_TYPES = {  # of the fields of a record that others read
+FIELD_TYPES = {  # of what others read
     **dict.fromkeys(("step", "tokens"), int),
     **dict.fromkeys(("loss", "seconds", "save_seconds", "bound", "bound_stderr", "bound_bits_per_char"), float),
     "loss_by_time": list[float],
     "samples": list[str],
 }
+REQUIRED_WITH = {"bound": ("bound_stderr", "tokens"), "seconds": ("tokens",)}
 
 
 class RunLog:
     """Writer of a run's ``log.jsonl`` and of its TensorBoard events.
 
-    Opening it drops records after step ``after``, which a killed run may have logged after its last checkpoint, and
-    ``torn``, an incomplete last line.
+    Opening it drops what a killed run left: records after step ``after``, and ``torn``, an incomplete last line.
     """
 
     def __init__(self, folder: Path, after: int) -> None:
@@ -86,26 +86,25 @@ def _read_records(path: Path) -> tuple[list[tuple[str, dict[str, Any]]], str]:
         *lines, last = read_bytes(path, MAX_TEXT).decode(errors="replace").split("\n")
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror}") from None
-    return [(line, _parse(f"{path}, line {number}", line)) for number, line in enumerate(lines, 1)], last
-
-
-def _parse(place: str, line: str) -> dict[str, Any]:
-    try:
-        record = parse_json(line)
-        names = record.keys() if isinstance(record, dict) else set()
-        required = ["step", *["bound_stderr"] * ("bound" in names), *["tokens"] * bool({"bound", "seconds"} & names)]
-        check_fields("it", record, FIELD_TYPES, required=required)
-    except ValueError as error:
-        what = f"{place} is not a record of a step: {error}"
-        raise ValueError(f"{what}; remove that line, or restore the file") from None
-    return dict(record)
+    records = []
+    for number, line in enumerate(lines, 1):
+        try:
+            record = parse_json(line)
+            found = record if isinstance(record, dict) else ()
+            required = ["step", *(field for name in found for field in REQUIRED_WITH.get(name, ()))]
+            check_fields("it", record, FIELD_TYPES, required=required)
+        except ValueError as error:
+            what = f"{path}, line {number} is not a record of a step: {error}"
+            raise ValueError(f"{what}; remove that line, or restore the file") from None
+        records.append((line, record))
+    return records, last
 
 
 def environment() -> dict[str, str]:
     """Return versions, commit and hardware."""
     import torch
 
-    cuda = range(torch.cuda.device_count())
+    accelerators = map(torch.cuda.get_device_name, range(torch.cuda.device_count()))
     return {
         "sedd": __version__,
         "commit": _commit() or "unknown",
@@ -114,7 +113,7 @@ def environment() -> dict[str, str]:
         "numpy": np.__version__,
         "system": f"{platform.system()} {platform.release()} on {platform.machine()}",
         "processor": f"{_processor()}, {os.cpu_count()} cores",
-        "accelerators": ", ".join(torch.cuda.get_device_name(i) for i in cuda) or "none",
+        "accelerators": ", ".join(accelerators) or "none",
     }
 
 
@@ -126,13 +125,13 @@ def _processor() -> str:
 
 def _commit() -> str:
     """Return the commit of this source tree, or nothing if it is not under version control."""
+    here = Path(__file__)
 
     def git(*args: str) -> str:
-        with suppress(OSError, subprocess.CalledProcessError):
-            return subprocess.check_output(
-                ["git", *args], cwd=Path(__file__).parent, stderr=subprocess.DEVNULL, text=True
-            ).strip()
-        return ""
+        done = subprocess.run(["git", *args], cwd=here.parent, capture_output=True, text=True, check=False)
+        return done.stdout.strip()
 
-    is_tracked = git("ls-files", Path(__file__).name)
-    return git("describe", "--always", "--abbrev=40", "--dirty", "--exclude=*") if is_tracked else ""
+    with suppress(OSError):
+        if git("ls-files", here.name):
+            return git("describe", "--always", "--abbrev=40", "--dirty", "--exclude=*")
+    return ""
