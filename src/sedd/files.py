@@ -192,17 +192,21 @@ def fsync(path: Path) -> None:
         os.close(handle)
 
 
-def _open_locked(path: Path, mode: int = 0o666, wait: bool = False) -> int:
+def _open_locked(path: Path, mode: int = 0o666, waiting: str = "") -> int:
     """Open a file, which is created if it is missing, and lock it; the system unlocks it when the process ends.
 
-    Raises:
-        BlockingIOError: Another process has locked it, and ``wait`` is false.
+    If another process has locked it, raise BlockingIOError, or wait for it and say that ``waiting`` is written by it.
     """
     while True:
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
         try:
             try:
-                fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if not waiting:
+                    raise
+                warn(f"{waiting} is being written by {_holder(path)}; waiting for it")
+                fcntl.flock(handle, fcntl.LOCK_EX)
             except OSError as error:
                 if error.errno not in _NO_LOCKS:
                     raise
@@ -226,67 +230,49 @@ def _is_at(handle: int, path: Path) -> bool:
 def locked_folder(folder: Path, shown: Path | str | None = None, wait: bool = False) -> Iterator[None]:
     """Create ``folder`` and hold its lock; raise ValueError if another process holds it, or it cannot be written to.
 
-    Folders that were created here are removed again if they are empty at the end.
+    Folders that were missing are removed again if they are empty at the end.
 
     Args:
         shown: What messages call it; by default ``folder``.
         wait: Wait for another process that holds the lock, instead of raising the error.
     """
-    shown, lock, created = shown or folder, folder / LOCK, dict[Path, None]()
+    lock = folder / LOCK
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
-        try:
-            handle = _lock(folder, shown, wait, created)
-        except BlockingIOError:
-            raise ValueError(
-                f"{shown} is in use by {_holder(lock)}; wait until that ends, stop it, or choose another --out"
-            ) from None
-        except OSError as error:
-            raise ValueError(f"{shown} cannot be written to ({error.strerror}); choose another --out") from None
+        handle = _lock(folder, str(shown or folder), wait)
         try:
             yield
         finally:
-            _release(handle, lock)
+            try:
+                if _is_at(handle, lock):  # else the folder was renamed, and a file of that name is another's
+                    lock.unlink()
+            finally:
+                os.close(handle)
     finally:
         with suppress(OSError):
-            for path in created:
+            for path in missing:
                 path.rmdir()
 
 
-def _lock(folder: Path, shown: Path | str, wait: bool, created: dict[Path, None]) -> int:
-    """Create a folder, add what was created to ``created``, and return the open file of its lock."""
-    lock = folder / LOCK
-    for attempt in range(_ATTEMPTS):
+def _lock(folder: Path, shown: str, wait: bool) -> int:
+    """Create a folder and return the open file of its lock, which names this process."""
+    for left in reversed(range(_ATTEMPTS)):
         try:
-            missing = [path for path in (folder, *folder.parents) if not path.exists()]
             folder.mkdir(parents=True, exist_ok=True)
-            created |= dict.fromkeys(missing)
-            try:
-                handle = _open_locked(lock)
-            except BlockingIOError:
-                if not wait:
-                    raise
-                warn(f"{shown} is being written by {_holder(lock)}; waiting for it")
-                handle = _open_locked(lock, wait=True)
+            handle = _open_locked(folder / LOCK, waiting=shown if wait else "")
             break
-        except FileNotFoundError:  # another process, which had created the folder, has removed it
-            if attempt == _ATTEMPTS - 1:
-                raise
-    try:
+        except BlockingIOError:
+            raise ValueError(
+                f"{shown} is in use by {_holder(folder / LOCK)}; wait until that ends, stop it, or choose another --out"
+            ) from None
+        except OSError as error:
+            # a missing file: another process, which had created the folder, has removed it
+            if not (left and isinstance(error, FileNotFoundError)):
+                raise ValueError(f"{shown} cannot be written to ({error.strerror}); choose another --out") from None
+    with suppress(OSError):  # a full disk can be locked
         os.ftruncate(handle, 0)
         os.write(handle, f"process {os.getpid()} on {platform.node()}".encode())
-    except BaseException:
-        _release(handle, lock)
-        raise
     return handle
-
-
-def _release(handle: int, lock: Path) -> None:
-    """Remove a lock that this process holds, and close it."""
-    try:
-        if _is_at(handle, lock):  # else the folder was renamed, and a file of that name is another's
-            lock.unlink()
-    finally:
-        os.close(handle)
 
 
 def _holder(lock: Path) -> str:

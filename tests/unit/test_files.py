@@ -254,10 +254,10 @@ def test_a_folder_that_another_process_removes_before_it_is_locked(
     """As one does that has created it and ends."""
     run, opens = tmp_path / "run", files._open_locked
 
-    def remove(path: Path, *given: int) -> int:
+    def remove(path: Path, **given: str) -> int:
         monkeypatch.undo()
         path.parent.rmdir()
-        return opens(path, *given)
+        return opens(path, **given)
 
     monkeypatch.setattr(files, "_open_locked", remove)
     with files.locked_folder(run):
