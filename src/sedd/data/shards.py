@@ -8,7 +8,7 @@ import shutil
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from io import BufferedWriter
 from pathlib import Path
 from typing import Any, NamedTuple, final
@@ -74,35 +74,28 @@ def prepare(
         on_progress: Called with the bytes read so far and in total.
     """
     check_choice("packing", packing, PACKING)
-    if pad is not None:
-        check_choice("pad", pad, PADS)
     for name, value in (("pad", pad), ("length", length), ("label", label)):
         if packing == "packed" and value is not None:
             raise ValueError(
                 f"{name} was given, but it applies to packing lines only; leave it out, or choose packing lines"
             )
-    if length is not None:
-        check_count("length", length, most=MAX_SAMPLES)
-    if workers is not None:
-        check_count("workers", workers, most=2**10)
+    check_choice("pad", pad or "model", PADS)
+    for name, count, most in (("length", length, MAX_SAMPLES), ("workers", workers, 2**10)):
+        if count is not None:
+            check_count(name, count, most=most)
     expanded, text_encoding = expand_sources(sources), TextEncoding.for_tokenizer(tokenizer, encoding)
     total, out = sum(source.size for source in expanded), Path(out)
     tokenizer = tokenizer.with_specials(eos=packing == "packed" and has_several_documents(expanded), pad=False)
-    encoder = _Encoder(tokenizer, packing, length)
     try:
-        with files.atomic_folder(out) as folder, _DatasetWriter(folder, encoder) as writer:
+        with files.atomic_folder(out) as folder, _DatasetWriter(folder, tokenizer, packing, length) as writer:
             files.require_empty_folder(out)
             chunks = enumerate(read_chunks(expanded, column, packing, label, text_encoding))
-            for encoded in _in_order(encoder, chunks, workers or _cores()):
+            for encoded in _in_order(writer.encode, chunks, workers or _cores()):
                 writer.add(encoded, labelled=label is not None)
                 if on_progress is not None:
                     on_progress(encoded.done, total)
             index = writer.finish(pad, fraction)
-            notes = text_encoding.messages()
-            if writer.too_long:
-                count, total = writer.too_long, writer.too_long + writer.records
-                notes += [f"{count:,} of {total:,} records have more than {length} tokens and are left out"]
-            if notes:
+            if notes := text_encoding.messages() + writer.messages():
                 (folder / NOTES).write_text("".join(note + "\n" for note in notes), encoding="utf-8")
     except OSError as error:
         raise ValueError(
@@ -199,70 +192,6 @@ class _Encoded(NamedTuple):
     too_long: int  # records left out
 
 
-@final
-@dataclass(frozen=True)
-class _Encoder:
-    """Encodes a chunk of texts; called in worker threads."""
-
-    tokenizer: Tokenizer
-    packing: str
-    length: int | None
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """The smallest unsigned integer type that holds every id."""
-        return np.dtype("<u2" if self.tokenizer.vocab_size <= 1 << 16 else "<u4")
-
-    def __call__(self, numbered: tuple[int, Chunk]) -> _Encoded:
-        number, chunk = numbered
-        texts, labels = chunk.texts, chunk.labels
-        try:
-            rows = self._rows(texts)
-        except ValueError as error:
-            where = chunk.source if self.packing == "packed" else f"{chunk.source}, from record {chunk.first} on"
-            raise ValueError(f"{where}: {error}") from None
-        kept = [number for number, row in enumerate(rows) if self.length is None or len(row) <= self.length]
-        too_long = len(rows) - len(kept)
-        if too_long:
-            rows, texts = [rows[number] for number in kept], [texts[number] for number in kept]
-            labels = [chunk.labels[number] for number in kept] if labels else ()
-        if self.packing == "packed":
-            count, lengths = len(rows) - chunk.continues, np.zeros(0, np.uint32)
-            if self.tokenizer.eos is not None:  # between documents
-                eos = np.array([self.tokenizer.eos])
-                rows = [part for row in rows for part in (eos, row)][number == 0 or chunk.continues :]
-        else:
-            lengths = np.array([len(row) for row in rows if len(row)], np.uint32)
-            count = len(lengths)
-            labels = [label for row, label in zip(rows, labels, strict=False) if len(row)]
-        # every id fits: see dtype
-        ids = np.concatenate(rows or [np.zeros(0, np.int64)], dtype=self.dtype, casting="unsafe")
-        return _Encoded(ids, lengths, labels, count, *self._size(texts), chunk.done, too_long)
-
-    def _size(self, texts: Sequence[TextOrIds]) -> tuple[int, int]:
-        """Count characters and bytes, for ids those of their text; an integer counts as one of each."""
-        characters = size = 0
-        for text in texts:
-            if not isinstance(text, str) and not isinstance(self.tokenizer, Integers):
-                text = self.tokenizer.decode_bytes(text).decode(errors="surrogateescape")
-            characters += len(text)
-            is_wide = isinstance(text, str) and not text.isascii()
-            size += len(utf8(str(text), keeps_bytes=True)) if is_wide else len(text)
-        return characters, size
-
-    def _rows(self, texts: Sequence[TextOrIds]) -> list[Ids]:
-        if all(isinstance(text, str) for text in texts):
-            return self.tokenizer.encode_batch([str(text) for text in texts])
-        if isinstance(self.tokenizer, Integers):
-            return [self.tokenizer.encode_integers(row) for row in texts]
-        if isinstance(self.tokenizer, BPE):
-            return [self.tokenizer.check_ids(row) for row in texts]
-        raise ValueError(
-            f"these are integers, which the tokenizer {self.tokenizer.kind} cannot read; choose ints, or the "
-            "tokenizer.json whose ids they are"
-        )
-
-
 def _in_order(
     work: Callable[[tuple[int, Chunk]], _Encoded], items: Iterable[tuple[int, Chunk]], workers: int
 ) -> Iterator[_Encoded]:
@@ -284,15 +213,67 @@ def _in_order(
 
 @final
 class _DatasetWriter(contextlib.ExitStack):
-    """Writes shards, lengths, labels, tokenizer and index into a folder."""
+    """Encodes chunks of texts, and writes shards, lengths, labels, tokenizer and index into a folder."""
 
-    def __init__(self, folder: Path, encoder: _Encoder) -> None:
+    def __init__(self, folder: Path, tokenizer: Tokenizer, packing: str, length: int | None) -> None:
         super().__init__()
-        self.folder, self.encoder = folder, encoder
+        self.folder, self.tokenizer, self.length = folder, tokenizer, length
+        self.is_packed = packing == "packed"
+        self.dtype = np.dtype("<u2" if tokenizer.vocab_size <= 1 << 16 else "<u4")
         self.open: dict[str, BufferedWriter] = {}
         self.shards: list[Shard] = []
         self.labels: dict[str, int] = {}
         self.tokens = self.records = self.characters = self.bytes = self.longest = self.too_long = 0
+
+    def encode(self, numbered: tuple[int, Chunk]) -> _Encoded:
+        """Encode a chunk; called in worker threads."""
+        number, chunk = numbered
+        texts, labels = chunk.texts, chunk.labels
+        try:
+            rows = self._encode_texts(texts)
+        except ValueError as error:
+            where = chunk.source if self.is_packed else f"{chunk.source}, from record {chunk.first} on"
+            raise ValueError(f"{where}: {error}") from None
+        kept = [number for number, row in enumerate(rows) if self.length is None or len(row) <= self.length]
+        too_long = len(rows) - len(kept)
+        if too_long:
+            rows, texts = [rows[number] for number in kept], [texts[number] for number in kept]
+            labels = [chunk.labels[number] for number in kept] if labels else ()
+        if self.is_packed:
+            count, lengths = len(rows) - chunk.continues, np.zeros(0, np.uint32)
+            if self.tokenizer.eos is not None:  # between documents
+                eos = np.array([self.tokenizer.eos])
+                rows = [part for row in rows for part in (eos, row)][number == 0 or chunk.continues :]
+        else:
+            lengths = np.array([len(row) for row in rows if len(row)], np.uint32)
+            count = len(lengths)
+            labels = [label for row, label in zip(rows, labels, strict=False) if len(row)]
+        # every id fits: see dtype
+        ids = np.concatenate(rows or [np.zeros(0, np.int64)], dtype=self.dtype, casting="unsafe")
+        return _Encoded(ids, lengths, labels, count, *self._count_text(texts), chunk.done, too_long)
+
+    def _encode_texts(self, texts: Sequence[TextOrIds]) -> list[Ids]:
+        if all(isinstance(text, str) for text in texts):
+            return self.tokenizer.encode_batch([str(text) for text in texts])
+        if isinstance(self.tokenizer, Integers):
+            return [self.tokenizer.encode_integers(row) for row in texts]
+        if isinstance(self.tokenizer, BPE):
+            return [self.tokenizer.check_ids(row) for row in texts]
+        raise ValueError(
+            f"these are integers, which the tokenizer {self.tokenizer.kind} cannot read; choose ints, or the "
+            "tokenizer.json whose ids they are"
+        )
+
+    def _count_text(self, texts: Sequence[TextOrIds]) -> tuple[int, int]:
+        """Count characters and bytes, for ids those of their text; an integer counts as one of each."""
+        characters = size = 0
+        for text in texts:
+            if not isinstance(text, str) and not isinstance(self.tokenizer, Integers):
+                text = self.tokenizer.decode_bytes(text).decode(errors="surrogateescape")
+            characters += len(text)
+            is_wide = isinstance(text, str) and not text.isascii()
+            size += len(utf8(str(text), keeps_bytes=True)) if is_wide else len(text)
+        return characters, size
 
     def add(self, encoded: _Encoded, labelled: bool) -> None:
         """Append an encoded chunk."""
@@ -303,7 +284,7 @@ class _DatasetWriter(contextlib.ExitStack):
             self.tokens += part.size
             if self.tokens % SHARD == 0:
                 self._close_shard()
-        if self.encoder.packing == "lines":
+        if not self.is_packed:
             self._append(LENGTHS, encoded.lengths.astype("<u4").data)
         if labelled:
             known = self.labels  # names are numbered in order of appearance
@@ -321,8 +302,8 @@ class _DatasetWriter(contextlib.ExitStack):
         """Save the tokenizer and write the index."""
         if self.tokens == 0 and self.too_long:
             raise ValueError(
-                f"length is {self.encoder.length}, and all {self.too_long:,} records are longer; leave the length out "
-                "to take that of the longest record"
+                f"length is {self.length}, and all {self.too_long:,} records are longer; leave the length out to take "
+                "that of the longest record"
             )
         if self.tokens == 0:
             raise ValueError("the sources hold no token; name sources that do")
@@ -330,17 +311,16 @@ class _DatasetWriter(contextlib.ExitStack):
             raise ValueError("no record of the sources has a label; choose another column, or leave label out")
         if self.tokens % SHARD:
             self._close_shard()
-        is_packed = self.encoder.packing == "packed"
-        length = None if is_packed else self.encoder.length or self.longest
+        length = None if self.is_packed else self.length or self.longest
         is_padded = length is not None and self.tokens < self.records * length
         pad = (pad or "model") if is_padded else None
-        tokenizer = self.encoder.tokenizer.with_specials(eos=False, pad=pad == "model")
+        tokenizer = self.tokenizer.with_specials(eos=False, pad=pad == "model")
         tokenizer.save(self.folder)
-        seen = self.characters if is_packed else self.records + self.too_long
+        seen = self.characters if self.is_packed else self.records + self.too_long
         index = Index(
             format=FORMAT,
-            packing=self.encoder.packing,
-            dtype=self.encoder.dtype.str,
+            packing="packed" if self.is_packed else "lines",
+            dtype=self.dtype.str,
             vocab_size=tokenizer.vocab_size,
             tokens=self.tokens,
             records=self.records,
@@ -350,7 +330,7 @@ class _DatasetWriter(contextlib.ExitStack):
             pad=pad,
             tokenizer=tokenizer.fingerprint(),
             shards=self.shards,
-            lengths=None if is_packed else self._close(LENGTHS),
+            lengths=None if self.is_packed else self._close(LENGTHS),
             sha256="",
             labels=Labels(list(self.labels), self._close(LABELS)) if self.labels else None,
             fitted=max(1, int(fraction * seen)) if fraction < 1 else None,
@@ -358,6 +338,13 @@ class _DatasetWriter(contextlib.ExitStack):
         index = replace(index, sha256=index.content_hash())
         index.write(self.folder)
         return index
+
+    def messages(self) -> list[str]:
+        """Return one line about records that were left out, if there are any."""
+        if not self.too_long:
+            return []
+        total = self.too_long + self.records
+        return [f"{self.too_long:,} of {total:,} records have more than {self.length} tokens and are left out"]
 
     def _append(self, name: str, content: memoryview) -> None:
         if name not in self.open:
