@@ -127,23 +127,21 @@ def load_model(
             raise ValueError(f"network is {name}, and {path} has sedd's own transformer; leave network out")
         config = replace(config, network={**config.network, "class": name})
     setup = build_setup(config, vocab_size, token_counts)
-    stored, tokenizer = checkpoint.load_weights(path, weights), load_tokenizer(path)
+    (stored, sha256), tokenizer = checkpoint.load_weights(path, weights), load_tokenizer(path)
     with torch.device("cpu" if config.network else "meta"):  # a network of the user's own may need values
         expected = _shapes(build_network(config, setup, len(labels)).state_dict())  # this takes no memory
-    found = _shapes(stored.tensors)
+    found = _shapes(stored)
     if differing := [name for name in expected | found if expected.get(name) != found.get(name)]:
         shapes = f"{found.get(differing[0], 'none')} in the file and {expected.get(differing[0], 'none')} in the model"
         sentence = f"{differing[0]} has the shape {shapes}"
         raise ValueError(f"{path / weights}.safetensors is not of the model in its config.json: {sentence}")
     built = build_network(config, setup, len(labels))
-    built.load_state_dict(stored.tensors)
+    built.load_state_dict(stored)
     half_precision = config.train.precision != "float32"  # float8 is for training alone
     default_precision = "bfloat16" if half_precision and device.startswith("cuda") else "float32"
     prepared = prepare_for_inference(built, device, precision or default_precision)
     model = build_model(config, prepared, setup, cuda_graphs=True)
-    return LoadedModel(
-        model, prepared, *setup, tokenizer, config, path, labels, sha256=stored.sha256, data_sha256=data_sha256
-    )
+    return LoadedModel(model, prepared, *setup, tokenizer, config, path, labels, sha256=sha256, data_sha256=data_sha256)
 
 
 def _shapes(weights: Mapping[str, torch.Tensor]) -> dict[str, tuple[int, ...]]:

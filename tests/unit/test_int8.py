@@ -76,7 +76,7 @@ def test_mutants_break_it(mutant: Quantize) -> None:
 def test_each_dtype_is_stored_and_loaded(tmp_path: Path) -> None:
     """int8 keeps all but matrices exactly; parameters are counted without scales; a small folder stays small."""
     folder = boxed.write_model(tmp_path / "model")
-    weights = checkpoint.load_weights(folder, "ema").tensors
+    weights = checkpoint.load_weights(folder, "ema")[0]
     for dtype, size in (("int8", 0.35), ("bfloat16", 0.6), ("float32", 1.0)):
         out = hub.save_pretrained(folder, tmp_path / dtype, dtype=dtype)
         assert checkpoint.corruption(out) is None
@@ -85,7 +85,7 @@ def test_each_dtype_is_stored_and_loaded(tmp_path: Path) -> None:
         assert header.bytes <= size * before.bytes
         loaded = load_model(out)
         assert all(p.dtype == torch.float32 for p in loaded.network.parameters())
-        for name, value in checkpoint.load_weights(out, "ema").tensors.items():
+        for name, value in checkpoint.load_weights(out, "ema")[0].items():
             if dtype == "float32" or (dtype == "int8" and value.ndim != 2):
                 assert torch.equal(value, weights[name]), name
             else:

@@ -181,7 +181,7 @@ def _write_model(
         if dtype is None:
             weights = checkpoint.load_tensors(loaded.folder, "ema")
         else:
-            weights = checkpoint.pack_weights(checkpoint.load_weights(loaded.folder, "ema").tensors, dtype)
+            weights = checkpoint.pack_weights(checkpoint.load_weights(loaded.folder, "ema")[0], dtype)
         checkpoint.write(out, {"ema": weights}, records, loaded.tokenizer.files())
         facts = CardFacts.read(loaded.folder)
         if dtype in (None, checkpoint.read_header(loaded.folder).dtype):

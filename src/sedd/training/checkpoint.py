@@ -1,8 +1,7 @@
 """Checkpoints: safetensors and JSON files, written atomically, with a manifest of SHA-256 hashes.
 
 A checkpoint is a folder ``step-00000500`` that appears by a rename once everything in it is on the disk. If one is
-damaged later, its manifest shows it, and the checkpoint before it is used. Only tensors need torch, which is imported
-when they are read or written.
+damaged later, its manifest shows it, and the checkpoint before it is used. Only tensors need torch.
 """
 
 import hashlib
@@ -39,7 +38,7 @@ CHECKPOINTS = "checkpoints"
 """The subfolder of a run with its checkpoints."""
 WEIGHT_SUFFIXES = (".safetensors", ".ckpt", ".pt", ".pth")
 """Endings of files of weights, ours and published ones."""
-MODEL_FILES = ("config.json", "ema.safetensors", "state.json", "tokenizer_config.json")
+MODEL_FILES = (CONFIG, "ema.safetensors", "state.json", "tokenizer_config.json")
 """What a model folder must have."""
 CHECKPOINT_FILES = (*MODEL_FILES, "model.safetensors", "optimizer.safetensors")
 """What a checkpoint of a run must have."""
@@ -68,10 +67,7 @@ def explain_write_errors(path: Path) -> Iterator[None]:
 
 
 def check_writable(folder: Path) -> None:
-    """Refuse a folder that cannot be written to or is in use, before any work; one that does not exist is not left.
-
-    Of several processes the first checks.
-    """
+    """Reject a folder that cannot be written to or is in use, before any work; leave none that did not exist."""
     files.check_utf8(folder)
     if find_launch().rank == 0:
         with files.locked_folder(folder):
@@ -79,7 +75,7 @@ def check_writable(folder: Path) -> None:
 
 
 def require_empty(out: Path) -> None:
-    """Raise ValueError if the folder of a model that is to be written exists and is not empty."""
+    """Reject a folder for a model if it exists and is not empty."""
     files.check_utf8(out)
     files.require_empty_folder(out)
 
@@ -116,11 +112,7 @@ def save(
 ) -> Path:
     """Write the checkpoint ``root/name`` atomically; an intact one of that name is left as it is.
 
-    Args:
-        name: As from `step_name`.
-        tensors: Contents of the .safetensors files by their stem.
-        records: Contents of the .json files by their stem.
-        contents: Contents of other files by their name, such as those of a tokenizer.
+    ``tensors`` and ``records`` are .safetensors and .json files by their stem; ``contents`` other files by their name.
     """
     target = root / name
     with explain_write_errors(target), files.atomic_folder(target) as folder:
@@ -137,7 +129,7 @@ def write(
     records: Mapping[str, Any],
     contents: Mapping[str, bytes] = MappingProxyType({}),
 ) -> None:
-    """Write the files of a checkpoint and their manifest into a folder of `files.atomic_folder`; as `save` does."""
+    """Write the files of a checkpoint and their manifest into a folder of `files.atomic_folder`, as `save` does."""
     with explain_write_errors(folder):
         for stem, values in tensors.items():
             write_tensors(folder / f"{stem}.safetensors", values)
@@ -170,10 +162,8 @@ def load_tensors(folder: Path, stem: str, opened: Path | None = None) -> "dict[s
     except (OSError, SafetensorError) as error:
         raise ValueError(f"{path} cannot be read: {error}") from None
     if name := nonfinite(tensors):
-        raise ValueError(
-            f"{path}: {name} holds a value that is NaN or infinite; the file is damaged, or its training diverged: use "
-            "another checkpoint"
-        )
+        cause = "the file is damaged, or its training diverged: use another checkpoint"
+        raise ValueError(f"{path}: {name} holds a value that is NaN or infinite; {cause}")
     return tensors
 
 
@@ -230,7 +220,7 @@ def list_checkpoints(root: Path) -> list[Path]:
 
 
 def newest(root: Path, warn: Callable[[str], None]) -> Path | None:
-    """Return the newest intact checkpoint, or None if there are no checkpoints; ``warn`` is called for damaged ones."""
+    """Return the newest intact checkpoint, or None if there are no checkpoints; warn of damaged ones."""
     checkpoints = list_checkpoints(root)
     for folder in checkpoints:
         if (reason := corruption(folder, CHECKPOINT_FILES)) is None:
@@ -239,9 +229,7 @@ def newest(root: Path, warn: Callable[[str], None]) -> Path | None:
             raise ValueError(f"{folder} was removed while it was read; try again")
         warn(f"checkpoint {folder.name} is damaged ({reason}); trying the one before it")
     if checkpoints:
-        raise ValueError(
-            f"none of the {len(checkpoints)} checkpoints in {root} is intact; start anew with another --out"
-        )
+        raise ValueError(f"no checkpoint of {len(checkpoints)} in {root} is intact; start anew with another --out")
     return None
 
 
@@ -258,7 +246,7 @@ class StoredModel(NamedTuple):
     labels: tuple[str, ...]
     data_sha256: str | None
     """Hash of the data it was trained on, if it was recorded."""
-    token_counts: tuple[int, ...] | None = None
+    token_counts: list[int] | None = None
     """How often each token occurs in its training data, where its noise has their frequencies."""
 
 
@@ -291,7 +279,7 @@ def retry_if_pruned(read: "Callable[Concatenate[Path | str, P], T]") -> "Callabl
 
 
 def locate_model(name: Path | str) -> Path | None:
-    """Return the folder of a model by its name: a folder here that holds one, else a bundled one; None: neither."""
+    """Return the folder of a model by its name: a folder here that holds one, else a bundled one, else None."""
     built_in = models.built_in_model(str(name))
     if not holds_model(name):
         return built_in
@@ -302,12 +290,7 @@ def locate_model(name: Path | str) -> Path | None:
 
 @retry_if_pruned
 def find_model(folder: Path | str, weights: str = "ema") -> StoredModel:
-    """Find a model on disk and read its configuration.
-
-    Args:
-        folder: A model folder, one of a run's checkpoints, or the run, of which `best_or_newest` is taken.
-        weights: The stem of a weights file that it must have.
-    """
+    """Find a model on disk, with the weights file of this stem: a model folder, a checkpoint, or a run's best one."""
     path = Path(folder)
     if (path / CHECKPOINTS).is_dir():
         path = best_or_newest(path / CHECKPOINTS) or path
@@ -350,11 +333,9 @@ def _warn_once(text: str) -> None:
 def _no_model(folder: Path) -> str:
     if (folder / "log.jsonl").is_file():
         return f"the run {folder} has no checkpoint yet; wait for its first, or set train.save_every lower"
-    what = "holds no model" if folder.exists() else "holds no model: it does not exist"
-    return (
-        f"{folder} {what}; give the folder of a run, one of its checkpoints, or what sedd import wrote; "
-        f"{models.list_built_in()}"
-    )
+    why = "" if folder.exists() else ": it does not exist"
+    what = "give the folder of a run, one of its checkpoints, or what sedd import wrote"
+    return f"{folder} holds no model{why}; {what}; {models.list_built_in()}"
 
 
 DERIVED: dict[str, Any] = {
@@ -374,12 +355,9 @@ def read_stored_model(path: Path) -> StoredModel:
     check_count("vocab_size", vocab_size, most=MAX_VOCABULARY)
     check_count("the number of labels", len(labels or ()), 0, 2**16 - 1)
     if counts is not None and not (len(counts) == vocab_size and all(0 <= count < 2**53 for count in counts)):
-        raise ValueError(
-            f"{where} has token_counts {repr(counts)[:80]}; they must be a whole number, 0 or more, for each of "
-            f"{vocab_size} tokens"
-        )
-    token_counts = None if counts is None else tuple(counts)
-    return StoredModel(path, _parse_config(path, stored), vocab_size, tuple(labels or ()), data_sha256, token_counts)
+        needed = f"a whole number, 0 or more, for each of {vocab_size} tokens"
+        raise ValueError(f"{where} has token_counts {repr(counts)[:80]}; they must be {needed}")
+    return StoredModel(path, _parse_config(path, stored), vocab_size, tuple(labels or ()), data_sha256, counts)
 
 
 def read_run_config(run: Path) -> RunConfig:
@@ -396,10 +374,9 @@ def _parse_config(folder: Path, stored: Any) -> RunConfig:
 
 @retry_if_pruned
 def peek_model(folder: Path | str) -> StoredModel | None:
-    """Read the configuration of a model without checking its files, to refuse a mistake before any work.
+    """Read the configuration of a model without checking its files, to reject a mistake before any work.
 
-    Returns:
-        None if there are checkpoints and none can be read; `find_model` then says what is wrong with them.
+    None: there are checkpoints and none can be read; `find_model` then says what is wrong with them.
     """
     folder = Path(folder)
     candidates = list_checkpoints(folder / CHECKPOINTS) or [folder]
@@ -456,10 +433,7 @@ DTYPE_NAMES = {"I8": "int8", "BF16": "bfloat16", "F16": "float16", "F32": "float
 
 
 def pack_weights(weights: "Mapping[str, Tensor]", dtype: str) -> "dict[str, Tensor]":
-    """Return weights in the form in which they are stored for sharing; `load_weights` reads it.
-
-    In ``int8`` matrices have float32 scales, and everything else, which is little, is in float32.
-    """
+    """Return weights as they are stored for sharing; in ``int8``, matrices have scales, and the rest is in float32."""
     import torch
 
     from sedd.ops.int8 import quantize_int8
@@ -477,15 +451,8 @@ def pack_weights(weights: "Mapping[str, Tensor]", dtype: str) -> "dict[str, Tens
     return packed
 
 
-class HashedWeights(NamedTuple):
-    """The weights of a network, and the SHA-256 hash of the file they were loaded from."""
-
-    tensors: "dict[str, Tensor]"
-    sha256: str
-
-
-def load_weights(folder: Path, stem: str) -> HashedWeights:
-    """Load and hash the weights of a network; those stored as int8 come back in float32."""
+def load_weights(folder: Path, stem: str) -> "tuple[dict[str, Tensor], str]":
+    """Load the weights of a network, those stored as int8 in float32, and the SHA-256 hash of their file."""
     import torch
 
     path = folder / f"{stem}.safetensors"
@@ -499,13 +466,11 @@ def load_weights(folder: Path, stem: str) -> HashedWeights:
     for name in [name for name, values in weights.items() if values.dtype == torch.int8]:
         values, scale = weights[name], weights.pop(name + SCALE_SUFFIX, None)
         if scale is None or scale.shape != (*values.shape[:-1], 1):
-            shape = "are missing" if scale is None else f"have shape {tuple(scale.shape)}"
-            raise ValueError(
-                f"{path}: {name} is int8 of shape {tuple(values.shape)}, and its scales {shape}; there must be one per "
-                "row: export the model again"
-            )
+            found = "are missing" if scale is None else f"have shape {tuple(scale.shape)}"
+            what = f"{name} is int8 of shape {tuple(values.shape)}, and its scales {found}"
+            raise ValueError(f"{path}: {what}; there must be one per row: export the model again")
         weights[name] = values.float() * scale
-    return HashedWeights(weights, sha256)
+    return weights, sha256
 
 
 class StoredWeights(NamedTuple):
@@ -513,14 +478,14 @@ class StoredWeights(NamedTuple):
 
     parameters: int
     dtype: str
-    """int8, bfloat16 or float32: that of most parameters."""
+    """The dtype of most parameters: int8, bfloat16 or float32."""
     bytes: int
     """Size of the file."""
 
 
-def read_header(folder: Path, stem: str = "ema") -> StoredWeights:
+def read_header(folder: Path) -> StoredWeights:
     """Read how weights are stored, without loading them."""
-    path, counts = folder / f"{stem}.safetensors", Counter[str]()
+    path, counts = folder / "ema.safetensors", Counter[str]()
     try:
         with safe_open(path, framework="np") as file:
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118

@@ -99,7 +99,7 @@ def export_model(folder: Path, out: Path, format: str | None = None) -> Checkpoi
         if loaded.labels:
             raise ValueError(f"{source} has labels, and no published layout has a place for them; share it as it is")
         layout = choose_layout(run, format)
-        weights = checkpoint.load_weights(source, "ema").tensors  # in their stored precision, but for int8
+        weights = checkpoint.load_weights(source, "ema")[0]  # in their stored precision, but for int8
         config = layout.write_config(run, loaded.process.vocab_size)
         if (original := (read_origin(source) or {}).get("config")) is not None:
             published, _ = layout.parse_config(original, _measure(source, weights))
