@@ -175,9 +175,7 @@ class DataConfig(_Section):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.label is not None and self.packing == "packed":
-            raise ValueError(
-                f"data.label is {self.label!r}, and packed text has no records to label; set data.packing=lines"
-            )
+            raise ValueError(f"data.label is {self.label!r}, and packed text has no records; set data.packing=lines")
 
     @property
     def fitted_fraction(self) -> float:
@@ -207,10 +205,7 @@ class NoiseConfig(_Section):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.mask_share is not None and self.process != "hybrid":
-            raise ValueError(
-                f"noise.mask_share is {self.mask_share}, and {self.process} noise has no such share; set "
-                "noise.process=hybrid, or leave it out"
-            )
+            raise ValueError(f"noise.mask_share is {self.mask_share}; set noise.process=hybrid too, or leave it out")
 
 
 @dataclass
@@ -246,10 +241,7 @@ class ModelConfig(_Section):
         super().__post_init__()
         for name in ("ngrams", "embedding_norm"):
             if (value := getattr(self, name)) and self.architecture == "reference":
-                raise ValueError(
-                    f"model.{name} is {value}, which the published network does not have; set "
-                    "model.architecture=modern, or leave it out"
-                )
+                raise ValueError(f"model.{name} is {value}; set model.architecture=modern too, or leave it out")
 
     def check_heads(self) -> None:
         """Reject a width that the heads cannot share equally."""
@@ -392,9 +384,7 @@ class RunConfig:
     def __post_init__(self) -> None:
         check_seed(self.seed)
         if self.network and not isinstance(self.network.get("class"), str):
-            raise ValueError(
-                f"network is {self.network}, without the class that has these options; add --network my_package:MyNet"
-            )
+            raise ValueError(f"network is {self.network}, and has no class; add --network my_package:MyNet")
 
     @property
     def time_conditioning(self) -> str:
@@ -430,39 +420,28 @@ class RunConfig:
         """Fill in defaults that depend on other options, reject options that contradict each other, and return this."""
         required = REQUIRED_PARAMETERIZATION.get(self.objective)
         self.model.parameterization = self.model.parameterization or required or "score"
+        name, given = self.objective, f"model.parameterization is {self.model.parameterization}"
         if required and self.model.parameterization != required:
-            raise ValueError(
-                f"objective {self.objective} trains parameterization {required}; model.parameterization is "
-                f"{self.model.parameterization}: leave it out, or choose another objective"
-            )
-        if self.model.parameterization == "signed-score" and self.objective != "concrete-score":
-            raise ValueError(
-                f"model.parameterization is signed-score, whose scores may be negative, and objective {self.objective} "
-                "needs their logarithm; choose objective concrete-score, or leave it out"
-            )
-        if self.objective in TIME_FREE_OBJECTIVES and self.time_conditioning == "sigma":
-            raise ValueError(
-                f"objective {self.objective} has no noise level to condition on; leave model.time_conditioning out"
-            )
+            raise ValueError(f"objective {name} trains parameterization {required}; {given}: leave it out")
+        if self.model.parameterization == "signed-score" and name != "concrete-score":
+            advice = "choose objective concrete-score, or leave it out"
+            raise ValueError(f"{given}, and objective {name} needs the logarithm of the scores; {advice}")
+        if name in TIME_FREE_OBJECTIVES and self.time_conditioning == "sigma":
+            raise ValueError(f"objective {name} has no noise level to condition on; leave model.time_conditioning out")
         self.noise.schedule = self.noise.schedule or "log-linear"
         if self.noise.process == "hybrid":
             self.noise.mask_share = self.noise.mask_share or 0.9
-        if self.model.ngrams and self.model.parameterization == "conditional":
-            raise ValueError(
-                f"model.ngrams is {self.model.ngrams}, and the network of objective {self.objective} does not see the "
-                "token itself at its position, which the n-grams of its neighbours contain; leave it out"
-            )
+        if (n := self.model.ngrams) and self.model.parameterization == "conditional":
+            raise ValueError(f"model.ngrams is {n}; n-grams contain the token that objective {name} hides: set it to 0")
         options = {
             "objective ratio-matching": self.model.parameterization == "conditional",
             "train.precision float8": self.train.precision == "float8",
             "train.compile": self.train.compile,
             "train.activation_checkpointing": self.train.activation_checkpointing != "none",
         }
-        for option, is_set in options.items():
-            if self.network and is_set:
-                raise ValueError(
-                    f"{option} needs sedd's own transformer, and network is {self.network['class']}; leave it out"
-                )
+        for option in (option for option, is_set in options.items() if self.network and is_set):
+            own = self.network["class"]
+            raise ValueError(f"{option} needs sedd's own transformer, and network is {own}; leave it out")
         if not self.budget.limits:
             self.budget.steps = 1000
         return self
@@ -470,11 +449,8 @@ class RunConfig:
     def check_trainable(self) -> "RunConfig":
         """Reject an objective that is unknown or that no run can have, and return this."""
         check_choice("objective", self.objective, OBJECTIVES.names)
-        if self.train.loss_weighting and self.objective == "autoregressive":
-            raise ValueError(
-                f"train.loss_weighting is {self.train.loss_weighting}; it weights noise levels, of which objective "
-                "autoregressive has none: set it to 0"
-            )
+        if (p := self.train.loss_weighting) and self.objective == "autoregressive":
+            raise ValueError(f"train.loss_weighting is {p}; objective autoregressive has no noise levels: set it to 0")
         if reason := NOT_FOR_TRAINING.get(self.objective):
             raise ValueError(f"objective {self.objective} trains no model: {reason}. Choose score-entropy")
         return self

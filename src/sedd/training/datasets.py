@@ -25,17 +25,13 @@ if TYPE_CHECKING:
 def prepare_data(config: RunConfig, on_progress: Callable[[int, int], None] | None = None) -> Path:
     """Return the folder of the run's shards, checked: a prepared folder, else tokenized once and cached by content.
 
-    Args:
-        config: ``data`` and ``model.seq_len`` are read.
-        on_progress: Called with (bytes done, bytes in total).
+    ``on_progress`` is called with the bytes done and in total.
     """
     options = config.data
     if len(options.sources) == 1 and data.is_prepared(options.sources[0]):
         folder = Path(options.sources[0])
         if options.label is not None and data.Index.read(folder).labels is None:
-            raise ValueError(
-                f"label is {options.label!r}, and {folder} was prepared without labels; prepare it with --label"
-            )
+            raise ValueError(f"label is {options.label!r}, and {folder} has no labels; prepare it with --label")
         data.TokenBlocks.open(folder, config.model.seq_len, "all", check=True)
         data.repeat_notes(folder)
         if _saw_held_out(folder, config):
@@ -82,11 +78,7 @@ def _prepare(config: RunConfig, fraction: float, on_progress: Callable[[int, int
 def open_datasets(
     config: RunConfig, prepare: Callable[[], Path], ranks: "Ranks"
 ) -> tuple[data.TokenBlocks, data.TokenBlocks]:
-    """Open the training and validation sequences; one process per machine prepares and checks them first.
-
-    Args:
-        prepare: Prepares the data and returns its folder.
-    """
+    """Open the training and validation sequences; one process per machine prepares and checks them first."""
 
     def open_blocks(folder: Path, split: str) -> data.TokenBlocks:
         name = ", ".join(config.data.sources)
@@ -99,7 +91,7 @@ def open_datasets(
 
 
 def check_data(options: DataConfig) -> None:
-    """Refuse data that cannot be read, before any work: the first records of every source are read."""
+    """Reject data that cannot be read, before any work: read the first records of every source."""
     if not options.sources:
         raise ValueError("no data was given; name a file or a folder, as in: sedd train book.txt --out run")
     if len(options.sources) == 1 and data.is_prepared(options.sources[0]):
@@ -128,11 +120,8 @@ def _absolute(name: str) -> str:
 def find_sources(config: RunConfig, folder: Path) -> RunConfig:
     """Return the configuration of a run with its data where it is now; what is not found is left as it is.
 
-    What is no longer at its path is searched at the same position relative to the run; a tokenizer that is not there
-    either is read from the checkpoint.
-
-    Args:
-        folder: The run, or one of its checkpoints.
+    ``folder`` is the run or one of its checkpoints. What is no longer at its path is searched at the same position
+    relative to the run; a tokenizer that is not there either is read from the checkpoint.
     """
     run = checkpoint.run_folder(folder)
     sources = [_find(source, config.out, run) or source for source in config.data.sources]
@@ -144,19 +133,11 @@ def find_sources(config: RunConfig, folder: Path) -> RunConfig:
 
 
 def require_sources(config: RunConfig, folder: Path, advice: str) -> None:
-    """Raise an error that names the run and the first of its sources that does not exist.
-
-    Args:
-        config: As `find_sources` returns it.
-        folder: The run, or one of its checkpoints.
-        advice: How to name the new place of the data.
-    """
+    """Raise an error that names the run and the first of its sources that does not exist, after `find_sources`."""
     for source in config.data.sources:
         if not source.startswith("hf:") and not os.path.exists(source):
-            raise ValueError(
-                f"the run {checkpoint.run_folder(folder)} was trained on {source}, which does not exist now; if it "
-                f"was moved, name its new place: {advice}"
-            )
+            what = f"the run {checkpoint.run_folder(folder)} was trained on {source}, which does not exist now"
+            raise ValueError(f"{what}; if it was moved, name its new place: {advice}")
 
 
 def _find(path: str, old_run: str | None, run: Path) -> str | None:

@@ -22,6 +22,7 @@ from sedd.training import checkpoint, networks, optimizer
 from sedd.training.config import RunConfig
 from sedd.training.datasets import open_datasets, with_absolute_paths
 from sedd.training.trainer import (
+    UNSAVED,
     NonFiniteError,
     PendingStep,
     StepMetrics,
@@ -174,10 +175,7 @@ def _train(
 def _check_bound(step: int, validation: dict[str, float]) -> None:
     """Reject a final bound that is not finite."""
     if not math.isfinite(validation["bound"]):
-        raise NonFiniteError(
-            f"at step {step}, the last, the validation bound is {validation['bound']}; that step is not saved, and "
-            "checkpoints before it are as they were. Try a lower optim.lr"
-        )
+        raise NonFiniteError(f"at step {step}, the last, the validation bound is {validation['bound']}; {UNSAVED}")
 
 
 def _logged_bound(trainer: Trainer, out: Path) -> dict[str, float]:

@@ -113,10 +113,8 @@ def import_class(network: Settings) -> "type[nn.Module]":
     if name in NETWORKS.plugins:
         return _check_class(name, NETWORKS.load(name))
     if name not in _allowed:
-        raise ValueError(
-            f"the model names the network {name}, and sedd imports no code because a file names it; if you trust that "
-            f"code, add --network {name}, or in Python network=MyNet"
-        )
+        advice = f"if you trust that code, add --network {name}, or in Python network=MyNet"
+        raise ValueError(f"the model names the network {name}, and sedd imports no code that a file names; {advice}")
     found = _allowed[name]
     if found is None or isinstance(found, str):
         found = _allowed[name] = _check_class(name, _import(name, found))
@@ -143,11 +141,9 @@ def _import(name: str, folder: str | None) -> Any:
         found = importlib.import_module(module)
     except Exception as error:  # whatever goes wrong while the user's code runs
         if isinstance(error, ModuleNotFoundError) and error.name and f"{module}.".startswith(f"{error.name}."):
-            where = f" or in {folder}" if folder else ""
-            raise ValueError(
-                f"network is {name}, and there is no module {error.name} among the installed packages{where}; install "
-                "it, or go to the folder that holds it"
-            ) from None
+            where = f"is not installed{f' and not in {folder}' if folder else ''}"
+            advice = "install it, or go to the folder that holds it"
+            raise ValueError(f"network is {name}, and the module {error.name} {where}; {advice}") from None
         raise ValueError(f"network {name} cannot be imported: {type(error).__name__}: {error}") from error
     try:
         return functools.reduce(getattr, attributes.split("."), found)

@@ -69,10 +69,8 @@ def _check_checkpoints(out: Path) -> None:
         return
     for record in run_log.read_log(out):
         if record.get("save_seconds", 0) > 0:
-            raise ValueError(
-                f"the run {out} has no checkpoint, and its log shows that it had saved one by step {record['step']}; "
-                f"restore {root}, or start anew with another --out"
-            )
+            lost = f"the run {out} has no checkpoint, and by step {record['step']} it had saved one"
+            raise ValueError(f"{lost}; restore {root}, or start anew with another --out")
 
 
 def merge_config(
@@ -169,10 +167,8 @@ def _allow_network(layers: Sequence[Mapping[str, Any]], resume: Path | None, fil
     networks.named(given)
     sizes = {f.name for f in fields(ModelConfig)} - {"seq_len", "parameterization", "time_conditioning"}
     if (stored or in_file or given) and (unused := sorted(sizes & _section(layers[-1], "model").keys())):
-        raise ValueError(
-            f"model.{unused[0]} is an option of sedd's own transformer, and you train a network of your own; set "
-            "options of its constructor as in --set network.width=64"
-        )
+        own = "you train a network of your own; set options of its constructor as in --set network.width=64"
+        raise ValueError(f"model.{unused[0]} is an option of sedd's own transformer, and {own}")
 
 
 def _check_budget_left(config: RunConfig, run: Path) -> None:
@@ -241,10 +237,8 @@ def _read_packing(config: RunConfig, given: Mapping[str, Any], device: str | Non
         return {}
     index, wanted = data.Index.read(Path(sources[0])), _section(given, "data").get("packing")
     if wanted not in (None, index.packing):
-        raise ValueError(
-            f"data.packing is {wanted}, and {sources[0]} was prepared with {index.packing}; prepare the text again "
-            f"with --packing {wanted}, or train with --packing {index.packing}"
-        )
+        advice = f"prepare the text again with --packing {wanted}, or train with --packing {index.packing}"
+        raise ValueError(f"data.packing is {wanted}, and {sources[0]} was prepared with {index.packing}; {advice}")
     return {"data": {"packing": index.packing, **({"pad": index.pad} if index.pad else {})}}
 
 

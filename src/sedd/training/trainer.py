@@ -37,6 +37,9 @@ FIXED = ("model", "network", "noise", "objective", "optim.name", "data.val_fract
 """Options and sections that a resumed run must have as it was trained with."""
 
 
+UNSAVED = "that step is not saved, and checkpoints before it are as they were. Try a lower optim.lr"
+
+
 class NonFiniteError(RuntimeError):
     """A loss, gradient, weight or final bound was not finite; checkpoints from before that are kept."""
 
@@ -127,10 +130,7 @@ class Trainer:
         self.setup = build_setup(config, blocks.vocab_size, self.token_counts)
         self.ignores_padding = blocks.index.pad == "ignore"  # decided by the data, so a compiled graph has one case
         if self.ignores_padding and not self.setup.objective.allows_padding:
-            raise ValueError(
-                f"objective {config.objective} counts positions, so padding to be ignored does not go with it; use "
-                "lambda-dce"
-            )
+            raise ValueError(f"objective {config.objective} counts positions and cannot ignore padding; use lambda-dce")
         self.dataloader = TrainingDataLoader(
             blocks, self.setup, options.batch_size, config.seed, ranks, config.data.label_dropout
         )
@@ -305,10 +305,7 @@ class Trainer:
         state = records["state"]
         for stem, values in tensors.items():
             if name := checkpoint.nonfinite(values):
-                raise NonFiniteError(
-                    f"at step {state['step']} {name} of the {stem} is not finite; that step is not saved, and "
-                    "checkpoints before it are as they were. Try a lower optim.lr"
-                )
+                raise NonFiniteError(f"at step {state['step']} {name} of the {stem} is not finite; {UNSAVED}")
         checkpoint.save(root, checkpoint.step_name(state["step"]), tensors, records, self.blocks.tokenizer.files())
         checkpoint.prune(root, self.config.train.keep_checkpoints, state["best_step"])
 
@@ -334,12 +331,10 @@ class Trainer:
         """Reject a checkpoint of other data, or of a run with other `FIXED` options."""
         stored, blocks = checkpoint.read_stored_model(folder), self.blocks
         advice = "resume with the tokenizer and data it was trained on"
-        if stored.vocab_size != blocks.vocab_size:
-            raise ValueError(
-                f"{folder} has a vocabulary of {stored.vocab_size} and the data one of {blocks.vocab_size}; {advice}"
-            )
-        if stored.labels != blocks.labels:
-            raise ValueError(f"{folder} has the labels {stored.labels} and the data {blocks.labels}; {advice}")
+        facts = {"vocabulary": (stored.vocab_size, blocks.vocab_size), "labels": (stored.labels, blocks.labels)}
+        for what, (then, now) in facts.items():
+            if then != now:
+                raise ValueError(f"{folder} has the {what} {then} and the data {now}; {advice}")
         if tokenizer.load_tokenizer(folder) != blocks.tokenizer:
             raise ValueError(f"{folder} has another tokenizer than the data; {advice}")
         if stored.data_sha256 not in (None, digest := blocks.index.sha256):
@@ -352,10 +347,8 @@ class Trainer:
         for key in trained | current:
             then, now = trained.get(key), current.get(key)
             if then != now and any(f"{key}.".startswith(f"{name}.") for name in FIXED):
-                raise ValueError(
-                    f"{folder} was trained with {key} {then}, and {key} is {now}; resume with --set {key}="
-                    f"{'null' if then is None else then}"
-                )
+                advice = f"resume with --set {key}={'null' if then is None else then}"
+                raise ValueError(f"{folder} was trained with {key} {then}, and {key} is {now}; {advice}")
 
 
 # Copies to the host ----------------------------------------------------------------------------------------
