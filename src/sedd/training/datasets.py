@@ -106,15 +106,14 @@ def check_data(options: DataConfig) -> None:
 
 def with_absolute_paths(config: RunConfig, out: Path) -> RunConfig:
     """Return the configuration of the run in ``out`` with absolute paths: of itself, its sources and its tokenizer."""
-    sources, tokenizer = [_absolute(source) for source in config.data.sources], config.data.tokenizer
+
+    def absolute(name: str) -> str:
+        return os.path.abspath(name) if os.path.exists(name) else name  # also hf:NAME
+
+    sources, tokenizer = [absolute(source) for source in config.data.sources], config.data.tokenizer
     is_name = tokenizer.partition(":")[0] in registry.TOKENIZERS.names  # also where a file has the same name
-    options = replace(config.data, sources=sources, tokenizer=tokenizer if is_name else _absolute(tokenizer))
+    options = replace(config.data, sources=sources, tokenizer=tokenizer if is_name else absolute(tokenizer))
     return replace(config, data=options, out=os.path.abspath(out))
-
-
-def _absolute(name: str) -> str:
-    """Return the absolute path of a file or folder; other names, as of a tokenizer or hf:NAME, are left as they are."""
-    return os.path.abspath(name) if os.path.exists(name) else name
 
 
 def find_sources(config: RunConfig, folder: Path) -> RunConfig:

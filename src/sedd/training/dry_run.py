@@ -93,9 +93,6 @@ def _reduce_batch(config: RunConfig, ranks: Ranks) -> RunConfig:
     return replace(config, train=replace(train, batch_size=fitting, grad_accumulation=1))
 
 
-# Data ------------------------------------------------------------------------------------------------------
-
-
 class DataSample(NamedTuple):
     """The beginning of a run's data, in a folder of shards."""
 
@@ -154,9 +151,6 @@ def _write_sample(options: DataConfig, folder: Path) -> tuple[Path, float]:
         return folder / "sample.jsonl", fraction
     (folder / "sample.txt").write_text("".join(str(row["text"]) for row in rows), encoding="utf-8")
     return folder / "sample.txt", min(1.0, (folder / "sample.txt").stat().st_size / sizing.source_bytes(options))
-
-
-# Measurements ----------------------------------------------------------------------------------------------
 
 
 def _time_steps(trainer: Trainer, on_progress: OnProgress) -> tuple[float, float]:

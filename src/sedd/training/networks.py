@@ -40,14 +40,10 @@ _allowed: dict[str, "str | type[nn.Module] | None"] = {}
 """What may be imported in this process: the class, or a folder that is searched after the installed packages."""
 
 
-# What may be imported --------------------------------------------------------------------------------------
-
-
 def allow(network: "str | type[nn.Module]") -> str:
-    """Allow a network in this process because the user named it, and return its name.
+    """Allow a network, a class or its name, because the user named it; return its name.
 
-    Args:
-        network: The class, or its name; modules are also searched in the working directory.
+    Its module may also be in the working directory.
     """
     if isinstance(network, str):
         if network not in NETWORKS.plugins:
@@ -81,7 +77,10 @@ def remember(folder: Path, network: Settings) -> None:
     """Record in the user's own settings that the model in ``folder`` was made here, so that it is found again."""
     if not network or network["class"] in NETWORKS.plugins:
         return
-    record = {"folder": os.path.realpath(folder), "network": dict(network), "code": _code_folder(import_class(network))}
+    module = sys.modules.get(import_class(network).__module__.partition(".")[0])
+    code: str | None = next(iter(getattr(module, "__path__", ())), getattr(module, "__file__", None))
+    code = os.path.dirname(os.path.abspath(code)) if code else None  # where the class can be imported from
+    record = {"folder": os.path.realpath(folder), "network": dict(network), "code": code}
     path = _record_path(folder)
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -91,20 +90,10 @@ def remember(folder: Path, network: Settings) -> None:
 
 
 def _record_path(folder: Path) -> Path:
-    """Return the file that records who made a model; it lies in the user's settings, where no download writes."""
+    """Return the file that records who made a model, in the user's settings, where no download writes."""
     settings = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
     digest = hashlib.sha256(os.fsencode(os.path.realpath(folder))).hexdigest()[:32]
     return settings / "sedd" / "networks" / f"{digest}.json"
-
-
-def _code_folder(found: type) -> str | None:
-    """Return the folder from which the module of a class was imported; None for one without a file."""
-    module = sys.modules.get(found.__module__.partition(".")[0])
-    path: str | None = next(iter(getattr(module, "__path__", ())), getattr(module, "__file__", None))
-    return os.path.dirname(os.path.abspath(path)) if path else None
-
-
-# Classes ---------------------------------------------------------------------------------------------------
 
 
 def import_class(network: Settings) -> "type[nn.Module]":
@@ -161,12 +150,9 @@ def _check_class(name: str, found: Any) -> "type[nn.Module]":
 
 
 def build(network: Settings, states: int, length: int, labels: int) -> "nn.Module":
-    """Build a network: its class is called with the number of states and the options.
+    """Build a network: call its class with the number of states of a token, which is that of logits, and the options.
 
-    Args:
-        states: States of a token, and logits for each of them.
-        length: Tokens per sequence; passed as ``length`` if the constructor has such an argument.
-        labels: Number of labels; passed as ``labels`` likewise.
+    ``length``, the tokens per sequence, and ``labels``, their number, are passed if the constructor takes them.
     """
     found, name = import_class(network), network["class"]
     options = {option: value for option, value in network.items() if option != "class"}

@@ -182,9 +182,6 @@ def _check_budget_left(config: RunConfig, run: Path) -> None:
         raise ValueError(f"{run} cannot be resumed: {config.budget.describe_spent(*progress)}")
 
 
-# Layers ----------------------------------------------------------------------------------------------------
-
-
 def _read_file(file: Path) -> dict[str, Any]:
     """Return the settings in a file, without what the config.json of a model has beside those of its run."""
     found = read_settings(file)

@@ -156,9 +156,6 @@ def describe_sizing(config: RunConfig, device_name: str | None = None) -> str:
     )
 
 
-# Cost ------------------------------------------------------------------------------------------------------
-
-
 def _kind(device: str | None) -> str:
     return "cuda" if resolve_device(device).type == "cuda" else "cpu"
 
@@ -199,9 +196,6 @@ def measure_flops(device: str) -> float:
             torch.cuda.synchronize()
         seconds.append(time.perf_counter() - start)
     return 2 * size**3 / min(seconds)
-
-
-# Data ------------------------------------------------------------------------------------------------------
 
 
 def _is_local_text(options: DataConfig) -> bool:
@@ -252,9 +246,6 @@ def is_prose(text: str) -> bool:
     """Return whether a text is in words, of letters with spaces between them, as DNA and molecules are not."""
     letters, spaces = sum(map(str.isalpha, text)), sum(map(str.isspace, text))
     return letters + spaces > 0.75 * len(text) and 0.05 * len(text) < spaces < 0.35 * len(text)
-
-
-# Expected bits ---------------------------------------------------------------------------------------------
 
 
 RANGE = 1.5

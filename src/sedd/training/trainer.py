@@ -1,7 +1,6 @@
 """A run in memory, with its checkpoints, and one training step: forward, loss, backward, clipping, optimizer, EMA.
 
-Parallelism (DDP or FSDP), mixed precision, compilation, CUDA graphs and activation checkpointing are applied to the
-network here, from outside it.
+Parallelism (DDP or FSDP), mixed precision, compilation, CUDA graphs and activation checkpointing are applied here.
 
 Reference: Zhao et al. 2023, "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel", arXiv 2304.11277.
 """
@@ -53,9 +52,8 @@ class TrainingState:
     seconds: float = 0.0
     """Wall-clock seconds of training; see `loop.Clock`."""
     eval_seconds: float = 0.0
-    """Wall-clock seconds of validation and of logged samples."""
+    """Of validation and of logged samples."""
     save_seconds: float = 0.0
-    """Wall-clock seconds of saving checkpoints."""
     skipped: int = 0
     """Steps skipped because their loss or gradient was not finite."""
     best: float | None = None
@@ -158,7 +156,6 @@ class Trainer:
         self.writer = BackgroundWriter(in_background=ranks.device.type == "cuda")
 
     def _build_network(self, reshard_after_forward: bool) -> nn.Module:
-        """Build a network on the device, sharded by FSDP and with mixed precision as configured."""
         network = build_network(self.config, self.setup, len(self.blocks.labels)).to(self.ranks.device)
         if self.config.train.fsdp:
             if self.ranks.world_size == 1:
