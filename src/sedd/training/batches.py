@@ -28,16 +28,11 @@ class Batch(NamedTuple):
     x_0: Tensor
     x_t: Tensor
     t: Tensor
-    weight: Tensor
-    """Importance weight of each sequence's time."""
-    valid: Tensor
-    """False at padding."""
-    label: Tensor
-    """Label id of each sequence; the id after the last label means no label."""
-    loss_count: Tensor
-    """Positions of each sequence that count in the loss; on the CPU, so that nothing waits for a GPU."""
-    tokens: Tensor
-    """Tokens of the step over all processes, among which losses are averaged; on the CPU."""
+    weight: Tensor  # importance weight of each sequence's time
+    valid: Tensor  # false at padding
+    label: Tensor  # label id of each sequence; the id after the last label means no label
+    loss_count: Tensor  # positions of each sequence that count in the loss; on the CPU, so that nothing waits for a GPU
+    tokens: Tensor  # tokens of the step over all processes, among which losses are averaged; on the CPU
 
     def micro_batches(self, count: int) -> list["Batch"]:
         """Split the sequences into ``count`` equal parts, for gradient accumulation."""
@@ -59,12 +54,10 @@ class TrainingDataLoader:
 
     blocks: data.TokenBlocks
     setup: DiffusionSetup
-    batch_size: int
-    """Sequences per step, over all processes."""
+    batch_size: int  # sequences per step, over all processes
     seed: int
     ranks: Ranks
-    label_dropout: float = 0.0
-    """Fraction of the sequences whose label is hidden."""
+    label_dropout: float = 0.0  # fraction of the sequences whose label is hidden
 
     def __getitem__(self, step: int) -> Batch:
         """Build the batch of all processes, which is cheap, and return this process's sequences."""

@@ -32,16 +32,11 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 T = TypeVar("T")
 MANIFEST = "manifest.json"
-CONFIG = "config.json"
-"""The configuration of a run or model, as sedd writes it."""
-CHECKPOINTS = "checkpoints"
-"""The subfolder of a run with its checkpoints."""
-WEIGHT_SUFFIXES = (".safetensors", ".ckpt", ".pt", ".pth")
-"""Endings of files of weights, ours and published ones."""
-MODEL_FILES = (CONFIG, "ema.safetensors", "state.json", "tokenizer_config.json")
-"""What a model folder must have."""
-CHECKPOINT_FILES = (*MODEL_FILES, "model.safetensors", "optimizer.safetensors")
-"""What a checkpoint of a run must have."""
+CONFIG = "config.json"  # the configuration of a run or model, as sedd writes it
+CHECKPOINTS = "checkpoints"  # the subfolder of a run with its checkpoints
+WEIGHT_SUFFIXES = (".safetensors", ".ckpt", ".pt", ".pth")  # endings of files of weights, ours and published ones
+MODEL_FILES = (CONFIG, "ema.safetensors", "state.json", "tokenizer_config.json")  # what a model folder must have
+CHECKPOINT_FILES = (*MODEL_FILES, "model.safetensors", "optimizer.safetensors")  # what a checkpoint of a run must have
 STATE_TYPES: dict[str, Any] = dict.fromkeys(("step", "tokens", "best_step"), int | None)
 STATE_TYPES |= dict.fromkeys(("seconds", "best"), float | None) | {"above_best": bool}
 """What others read of the training state of a model; None where it is not known."""
@@ -239,13 +234,11 @@ def newest(root: Path, warn: Callable[[str], None]) -> Path | None:
 class StoredModel(NamedTuple):
     """A model on disk, without its weights."""
 
-    folder: Path
-    """The model folder or checkpoint."""
+    folder: Path  # the model folder or checkpoint
     config: RunConfig
     vocab_size: int
     labels: tuple[str, ...]
-    data_sha256: str | None
-    """Hash of the data it was trained on, if it was recorded."""
+    data_sha256: str | None  # hash of the data it was trained on, if it was recorded
     token_counts: list[int] | None = None
     """How often each token occurs in its training data, where its noise has their frequencies."""
 
@@ -422,12 +415,10 @@ def set_aside_corrupted(root: Path, resumed: Path | None) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-BUFFERS = ("inv_freq",)
-"""Last parts of the names in a weights file that are not parameters."""
+BUFFERS = ("inv_freq",)  # last parts of the names in a weights file that are not parameters
 SCALE_SUFFIX = "_scale"
 """Ends the name of the scales of an int8 matrix, after the name of the matrix, which is there too."""
-WEIGHT_DTYPES = ("int8", "bfloat16", "float32")
-"""The forms in which weights are stored for sharing."""
+WEIGHT_DTYPES = ("int8", "bfloat16", "float32")  # the forms in which weights are stored for sharing
 DTYPE_NAMES = {"I8": "int8", "BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64"}
 """Dtypes by their names in a .safetensors file."""
 
@@ -477,10 +468,8 @@ class StoredWeights(NamedTuple):
     """What the header of a .safetensors file says about the weights of a network."""
 
     parameters: int
-    dtype: str
-    """The dtype of most parameters: int8, bfloat16 or float32."""
-    bytes: int
-    """Size of the file."""
+    dtype: str  # the dtype of most parameters: int8, bfloat16 or float32
+    bytes: int  # size of the file
 
 
 def read_header(folder: Path) -> StoredWeights:

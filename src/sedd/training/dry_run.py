@@ -24,12 +24,9 @@ from sedd.training.config import DataConfig, RunConfig
 from sedd.training.datasets import open_datasets, prepare_data
 from sedd.training.trainer import Trainer, finish_step, train_step
 
-SAMPLE_CHARACTERS = 400_000
-"""Characters of the data that are read for a plan; smaller sources are read as a whole."""
-MAX_STEPS, MAX_SECONDS = 10, 4.0
-"""Steps that are measured after the first, or as many as are finished in this time."""
-STEP_SECONDS = 0.5
-"""A batch whose step would take longer, by the speed of matrix products, is measured in part."""
+SAMPLE_CHARACTERS = 400_000  # characters of the data that are read for a plan; smaller sources are read as a whole
+MAX_STEPS, MAX_SECONDS = 10, 4.0  # steps that are measured after the first, or as many as are finished in this time
+STEP_SECONDS = 0.5  # a batch whose step would take longer, by the speed of matrix products, is measured in part
 OnProgress = Callable[[int, int], None]
 
 
@@ -97,8 +94,7 @@ class DataSample(NamedTuple):
     """The beginning of a run's data, in a folder of shards."""
 
     folder: Path
-    fraction: float
-    """About how much of the data it is; NaN if the size of the data is unknown."""
+    fraction: float  # about how much of the data it is; NaN if the size of the data is unknown
 
 
 def prepare_sample(config: RunConfig, folder: Path) -> DataSample:

@@ -41,8 +41,7 @@ OnEvent = Callable[[str, Record], None]
 The record of a step has ``spent``, the fraction of the budget that is used, and what was measured at that step; on a
 GPU the metrics of a logged step come in a second record, one step later.
 """
-FEW_VALIDATIONS = 4
-"""A run that is validated at most so often is saved at each validation that is the best."""
+FEW_VALIDATIONS = 4  # a run that is validated at most so often is saved at each validation that is the best
 PATIENCE = 3
 """Validations in a row that are above the lowest bound, by more than its standard error, when a run overfits."""
 
@@ -52,10 +51,8 @@ class TrainingResult(NamedTuple):
 
     folder: Path
     state: TrainingState
-    signal: int | None
-    """The signal that stopped the run, if one did."""
-    validation: dict[str, float]
-    """The validation bound at the end; empty where a signal stopped the run."""
+    signal: int | None  # the signal that stopped the run, if one did
+    validation: dict[str, float]  # the validation bound at the end; empty where a signal stopped the run
 
 
 def run(

@@ -31,8 +31,7 @@ from sedd.terminal import warn
 if TYPE_CHECKING:
     from torch import nn
 
-NETWORKS = Registry("network", {}, "sedd.networks")
-"""Networks of other packages, by name."""
+NETWORKS = Registry("network", {}, "sedd.networks")  # networks of other packages, by name
 Settings = Mapping[str, Any]
 """The section ``network`` of a configuration: ``class``, the name, and the options of its constructor."""
 

@@ -24,10 +24,8 @@ from sedd.training.config import RunConfig
 if TYPE_CHECKING:
     from sedd.training.loop import OnEvent
 
-OnProgress = Callable[[int, int], None]
-"""Called with the work done and the total."""
-MIN_SECONDS, MAX_SECONDS = 10.0, 60.0
-"""Least and most time between two lines of progress where there is no terminal."""
+OnProgress = Callable[[int, int], None]  # called with the work done and the total
+MIN_SECONDS, MAX_SECONDS = 10.0, 60.0  # least and most time between two lines of progress where there is no terminal
 
 
 class LineTimer:

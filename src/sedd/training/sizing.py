@@ -17,22 +17,15 @@ from sedd.runtime.device import resolve_device
 from sedd.training import networks
 from sedd.training.config import DataConfig, RunConfig
 
-DEFAULT_MINUTES = 5.0
-"""Budget of a run that has none."""
+DEFAULT_MINUTES = 5.0  # budget of a run that has none
 SIZES = ((64, 2), (96, 2), (128, 2), (128, 3), (192, 3), (256, 4), (384, 6), (512, 8), (768, 12))
 """Widths and depths to choose from."""
-TOKENS_PER_WEIGHT = {"cpu": 1, "cuda": 4}
-"""Minimum of training tokens per weight of the blocks; see the log."""
-WEIGHTS_PER_BYTE = 7
-"""Maximum of weights of the blocks per byte of data, against memorizing short texts; an estimate."""
-MAX_LOSS = 2
-"""Errors of the formula by which the best size may be expected to be better than the one chosen."""
-BPE_CHARACTERS = 3.0
-"""About how many characters a token of byte-pair encoding has, before the tokenizer is fitted."""
-OWN_SPEED = 0.2
-"""Fraction of the speed of a matrix product that a network of the user's own is taken to reach; a guess."""
-STEPS = 4000
-"""Steps that the budget should last for, as far as batches of 1024 to 65,536 tokens allow."""
+TOKENS_PER_WEIGHT = {"cpu": 1, "cuda": 4}  # minimum of training tokens per weight of the blocks; see the log
+WEIGHTS_PER_BYTE = 7  # maximum of weights of the blocks per byte of data, against memorizing short texts; an estimate
+MAX_LOSS = 2  # errors of the formula by which the best size may be expected to be better than the one chosen
+BPE_CHARACTERS = 3.0  # about how many characters a token of byte-pair encoding has, before the tokenizer is fitted
+OWN_SPEED = 0.2  # fraction of the speed of a matrix product that a network of the user's own is taken to reach; a guess
+STEPS = 4000  # steps that the budget should last for, as far as batches of 1024 to 65,536 tokens allow
 MAX_NGRAMS, MAX_NGRAM_ROWS = 3, 4096
 """Longest n-grams, and most of one length, whose embeddings a network on a CPU has; see the log."""
 LOSS_WEIGHTING = 0.5
@@ -248,10 +241,8 @@ def is_prose(text: str) -> bool:
     return letters + spaces > 0.75 * len(text) and 0.05 * len(text) < spaces < 0.35 * len(text)
 
 
-RANGE = 1.5
-"""How far outside the measured weights, characters and characters per weight a run may be, as a factor."""
-MAX_PASSES = 10.0
-"""Passes over the data from which repeated characters are expected to be worth less."""
+RANGE = 1.5  # how far outside the measured weights, characters and characters per weight a run may be, as a factor
+MAX_PASSES = 10.0  # passes over the data from which repeated characters are expected to be worth less
 
 
 class Formula(NamedTuple):
@@ -262,8 +253,7 @@ class Formula(NamedTuple):
     alpha: float
     b: float
     beta: float
-    error: float
-    """Root mean square of the errors for runs that were left out of the fit."""
+    error: float  # root mean square of the errors for runs that were left out of the fit
     weights: tuple[float, float]
     characters: tuple[float, float]
     characters_per_weight: tuple[float, float]

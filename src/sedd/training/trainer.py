@@ -30,8 +30,7 @@ from sedd.training.batches import DROPOUT_STREAM, Batch, TrainingDataLoader, see
 from sedd.training.config import RunConfig
 from sedd.training.setup import build_model, build_network, build_setup
 
-TIME_BINS = 10
-"""Number of equal intervals of time in which the loss is also logged."""
+TIME_BINS = 10  # number of equal intervals of time in which the loss is also logged
 FIXED = ("model", "network", "noise", "objective", "optim.name", "data.val_fraction", "seed")
 """Options and sections that a resumed run must have as it was trained with."""
 
@@ -49,20 +48,14 @@ class TrainingState:
 
     step: int = 0
     tokens: int = 0
-    seconds: float = 0.0
-    """Wall-clock seconds of training; see `loop.Clock`."""
-    eval_seconds: float = 0.0
-    """Of validation and of logged samples."""
+    seconds: float = 0.0  # wall-clock seconds of training; see `loop.Clock`
+    eval_seconds: float = 0.0  # of validation and of logged samples
     save_seconds: float = 0.0
-    skipped: int = 0
-    """Steps skipped because their loss or gradient was not finite."""
-    best: float | None = None
-    """Lowest validation bound of a checkpoint so far."""
+    skipped: int = 0  # steps skipped because their loss or gradient was not finite
+    best: float | None = None  # lowest validation bound of a checkpoint so far
     best_step: int | None = None
-    above_best: bool = False
-    """Whether the latest validation found a higher bound than that."""
-    logged: int | None = None
-    """Records in the log."""
+    above_best: bool = False  # whether the latest validation found a higher bound than that
+    logged: int | None = None  # records in the log
 
     def update_best(self, bound: float, is_saved: bool = True) -> bool:
         """Store the bound of this step if it is the lowest so far and the step is to be saved; return whether it is."""
@@ -414,24 +407,18 @@ class PendingStep(NamedTuple):
     """A step whose finiteness flag may still be on the GPU; a step that is not finite has changed no weight."""
 
     step: int
-    tokens: int
-    """Training tokens before this step."""
+    tokens: int  # training tokens before this step
     batch: Batch
-    finite: Tensor
-    """On the CPU; to be read once ``copied`` is reached."""
-    copied: torch.cuda.Event | None
-    """None: ``finite`` can be read at once."""
+    finite: Tensor  # on the CPU; to be read once `copied` is reached
+    copied: torch.cuda.Event | None  # None: `finite` can be read at once
 
 
 class StepMetrics(NamedTuple):
     """Metrics of a step over all processes, on the device: reading one waits for the step and those queued after it."""
 
-    loss: Tensor
-    """In nats per token."""
-    grad_norm: Tensor
-    """Before clipping."""
-    by_time: Tensor
-    """Summed loss and number of tokens in each time bin, (2, TIME_BINS)."""
+    loss: Tensor  # in nats per token
+    grad_norm: Tensor  # before clipping
+    by_time: Tensor  # summed loss and number of tokens in each time bin, (2, TIME_BINS)
 
 
 OnNonFinite = Callable[[PendingStep], None]
