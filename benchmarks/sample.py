@@ -100,7 +100,7 @@ def measure_sampling(setting: SampleSetting, machine: Machine) -> Iterator[Measu
         free_memory(setting.device)
         samples = SamplingRuns(setting, variant == "fused")
         samples()
-        tokens, flops = samples.prompt.given.numel(), samples.flops * samples.model.counts.rows
+        tokens, flops = samples.prompt.given.numel(), samples.flops * samples.model.stats.row_calls
         yield time_variant(variant, samples, machine, setting.repeats, tokens, flops, setting.steps, warmup=0)
 
 

@@ -35,7 +35,6 @@ from sedd.evaluation.quality import evaluate_samples, judges
 from sedd.evaluation.quality import samples as sample_sets
 from sedd.evaluation.quality.metrics import MauveReference
 from sedd.loading import load_model
-from sedd.samplers.run import with_padding
 
 ABSORBING = ("euler", "tweedie", "first-hitting", "remask", "theta", "confidence")
 UNIFORM = ("euler", "tweedie", "theta")
@@ -182,7 +181,7 @@ class Study:
         fused = False if setting.draws == "float32" else None  # draws from logits have no table to race over
         name = Path(self.args.model).name
         with draw_precision(setting.draws):
-            run = samplers.SamplingRun(self.loaded.model, with_padding(self.loaded, options), fused=fused)
+            run = samplers.SamplingRun.of(self.loaded, options, fused)
             prompt = samplers.blank_prompt(self.loaded, self.args.count, self.args.length)
             drawn = sample_sets.generate_samples(
                 self.loaded, run, prompt, self.args.batch, name, lambda done, total: None

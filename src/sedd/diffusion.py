@@ -30,7 +30,7 @@ from sedd.parameterization import (
     SignedScoreModel,
 )
 from sedd.process import Process
-from sedd.samplers import Guided, Prompt, Sampler, State, Steps, Warped, default_sampler
+from sedd.samplers import Guided, Prompt, Sampler, State, Steps, Warped, build_sampler
 from sedd.schedule import LogLinear, Schedule
 from sedd.schema import MAX_SAMPLES, check_count, check_seed
 
@@ -193,7 +193,7 @@ class Diffusion(nn.Module):
         """
         tokens = _check_tokens("tokens", tokens, self.process.vocab_size, least=-1)
         prompt = Prompt(tokens, valid).to(self.device)
-        sampler = default_sampler(self.model) if sampler is None else sampler
+        sampler = build_sampler(None, self.model) if sampler is None else sampler
         _check_type("sampler", sampler, Sampler, "Tweedie()")
         if steps is None and not sampler.supports_infinite_steps:
             steps = prompt.given.shape[1]

@@ -13,7 +13,7 @@ from serving import Collector, Served, exact_model, running, site, tiny_model
 from sedd.draws import CounterRNG
 from sedd.exact import Distribution
 from sedd.loading import LoadedModel
-from sedd.samplers import SamplingRun, SamplingSettings, StepContext, loop
+from sedd.samplers import Rows, SamplingRun, SamplingSettings, loop
 from sedd.samplers.template import template_prompt
 from sedd.serve import batch
 from sedd.serve.app import build_app
@@ -107,7 +107,7 @@ MUTANTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
         loop, "CounterRNG", lambda seed, rows: CounterRNG(same(seed), rows)
     ),
     "the step of the first row": lambda patch: patch.setattr(
-        loop, "StepContext", lambda *fields: StepContext(*fields[:-1], same(fields[-1]))
+        Rows, "step", property(lambda self: same(self.now(self.steps)))
     ),
     "the noise level of the first row": lambda patch: patch.setattr(
         batch.SharedBatch,
@@ -118,10 +118,6 @@ MUTANTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
         batch.SharedBatch, "__init__", _without_padding(batch.SharedBatch.__init__)
     ),
 }
-
-
-def _at_first_level(hidden: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    return lambda self, x, sigma, *rest: hidden(self, x, same(sigma), *rest)
 
 
 def _without_padding(init: Callable[..., None]) -> Callable[..., None]:

@@ -28,10 +28,10 @@ from sedd.samplers import (
     Theta,
     Tweedie,
     Warped,
-    base_model,
     empty,
     uniform_grid,
 )
+from sedd.samplers.model import networks
 from sedd.schedule import LogLinear
 
 FAMILY = 1e-6
@@ -375,7 +375,7 @@ def test_two_calls_are_counted_as_two(temperature: float) -> None:
     for name, model in (("label", labelled(kind, 1)), ("guided", guided_model(kind, 1, 2.0))):
         view = SamplingModel(Warped(model, temperature))
         Ordered().sample(view, 7, LENGTH, steps=5)
-        calls[name] = view.counts.calls, view.counts.rows
+        calls[name] = view.stats.batch_calls, view.stats.row_calls
     assert calls == {"label": (LENGTH, 7 * LENGTH), "guided": (2 * LENGTH, 2 * 7 * LENGTH)}
 
 
@@ -389,7 +389,7 @@ def test_a_wrapper_is_a_model(kind: tuple[str, str]) -> None:
         torch.testing.assert_close(one(x, sigma)[noisy], other(x, sigma)[noisy], rtol=1e-6, atol=1e-6)
     inside = Guided(Warped(given, 0.7), Warped(free, 0.7), 2.0)
     torch.testing.assert_close(inside.log_mean(x, sigma).exp().sum(-1), torch.ones(x.shape).double())
-    assert isinstance(base_model(Warped(inside)), type(given))
+    assert isinstance(networks(Warped(inside))[-1], type(given))
     if kind[1] == "mean":  # p^(1/T) of a mixture of log p is the mixture of p^(1/T)
         found, right = inside.log_mean(x, sigma), Warped(model, 0.7).log_mean(x, sigma)
         torch.testing.assert_close(found, right, rtol=1e-6, atol=1e-6)

@@ -1,5 +1,6 @@
 """Ladder steps 2, 3, 6 and 7: every sampler, run as in production, against its distribution by enumeration."""
 
+import copy
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -28,9 +29,9 @@ from sedd.samplers import (
     Ordered,
     Prompt,
     Remask,
+    Rows,
     Sampler,
     SamplingModel,
-    StepContext,
     Steps,
     Theta,
     Tweedie,
@@ -113,10 +114,9 @@ def run(
     prompt: Prompt,
     steps: Steps,
     seed: int = 0,
-    cached: bool = True,
     fused: bool | None = None,
 ) -> torch.Tensor:
-    return chosen.sample(SamplingModel(model, cached=cached, fused=fused), prompt, seed=seed, steps=steps).cpu()
+    return chosen.sample(SamplingModel(model, fused=fused), prompt, seed=seed, steps=steps).cpu()
 
 
 def p_value(x: torch.Tensor, distribution: torch.Tensor, num_states: int) -> float:
@@ -461,13 +461,15 @@ class TimeFree(torch.nn.Module):
 def test_cached_and_uncached_runs_give_the_same_tokens(name: str) -> None:
     process, chosen = SETTINGS[0][0], (EVERYWHERE | MASKS)[name]
     model = MeanModel(TimeFree(4), process)
-    views = {cached: SamplingModel(model, cached=cached) for cached in (True, False)}
+    views = {cached: SamplingModel(model) for cached in (True, False)}
+    assert views[True].cached
+    views[False].cached = False
     ends = {cached: chosen.sample(view, 50, 3, steps=20) for cached, view in views.items()}
     assert torch.equal(ends[True], ends[False])
-    assert views[True].counts.rows <= views[False].counts.rows
+    assert views[True].stats.row_calls <= views[False].stats.row_calls
     if name in ("tweedie", "euler", "theta", "ancestral"):
         assert (
-            views[True].counts.rows < 0.3 * views[False].counts.rows
+            views[True].stats.row_calls < 0.3 * views[False].stats.row_calls
         )  # three positions: at most four different inputs per row
     assert not SamplingModel(
         MeanModel(TimeFree(4, timed=True), process)
@@ -508,8 +510,8 @@ def test_calls_are_those_of_the_plan() -> None:
         model = SamplingModel(models(*SETTINGS[0])["mean"])
         plan = chosen.plan(model, prompt, chosen.times(steps), CounterRNG(0, torch.arange(300)))
         *_, last = chosen.trajectory(model, prompt, steps=steps)
-        assert model.counts.rows == int(plan.calls.sum())
-        assert model.counts.calls == int(plan.calls.max())
+        assert model.stats.row_calls == int(plan.calls.sum())
+        assert model.stats.batch_calls == int(plan.calls.max())
         assert torch.equal(last.reveal_step, plan.step.gather(-1, plan.event))
     assert (plan.calls == 3).all()
 
@@ -518,7 +520,7 @@ def test_clamps_are_counted() -> None:
     for kind, some in (("true", False), ("score", True)):
         view = SamplingModel(models(*SETTINGS[1])[kind])
         Tweedie().sample(view, 100, 3, steps=6)
-        assert bool(view.counts.clamped > 0) == some
+        assert bool(view.stats.clamped > 0) == some
 
 
 def test_left_to_right_is_the_chain_rule() -> None:
@@ -562,10 +564,12 @@ class HalfSteps(GridSampler):
     order = 1.0
     assumes = "nothing"
 
-    def step(self, x: torch.Tensor, t: torch.Tensor, s: torch.Tensor, context: StepContext) -> torch.Tensor:
+    def step(self, x: torch.Tensor, t: torch.Tensor, s: torch.Tensor, rows: Rows) -> torch.Tensor:
         tweedie, middle = Tweedie(), (t + s) / 2
-        first, second = (context._replace(step=1000 + 2 * context.step + half) for half in (0, 1))  # unused numbers
-        return tweedie.step(tweedie.step(x, t, middle, first), middle, s, second)
+        x = tweedie.step(x, t, middle, rows)
+        second = copy.copy(rows)
+        second.seed = rows.seed + 1  # unused numbers
+        return tweedie.step(x, middle, s, second)
 
 
 def test_a_sampler_is_written_by_its_step_alone() -> None:
@@ -702,7 +706,7 @@ def test_wrong_arguments_are_named(refuses: Callable[..., None]) -> None:
     model = models(Absorbing(3))["mean"]
     with pytest.raises(TypeError, match=r"Recorder is not a model.*MeanModel"):
         Tweedie().sample(Recorder(), 1, 3)
-    with pytest.raises(TypeError, match="no process, schedule; pass"):
+    with pytest.raises(TypeError, match="no process; pass"):
         Tweedie().trajectory(TimeFree(4), 1, 3)
     refuses(lambda: Tweedie().sample(model, 4), "4 sequences of length None")
     refuses(lambda: Tweedie().sample(model, 0, 3), "0 sequences")

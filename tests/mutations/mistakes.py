@@ -873,14 +873,14 @@ MISTAKES = [
     Mistake(
         "the steps of a grid go nowhere",
         "samplers/loop.py",
-        'self.step(x, rows.now("t"), rows.now("t", 1)',
-        'self.step(x, rows.now("t"), rows.now("t", 0)',
+        "self.step(x, rows.now(rows.times), rows.now(rows.times, 1)",
+        "self.step(x, rows.now(rows.times), rows.now(rows.times, 0)",
         f"{DRAWS}::test_draws_have_the_enumerated_distribution",
     ),
     Mistake(
         "a sampler does not check the model",
         "samplers/loop.py",
-        "        self.check(model)\n",
+        "        self.check(model.model)\n",
         "",
         f"{DRAWS}::test_bad_settings_are_refused",
     ),
@@ -900,9 +900,9 @@ MISTAKES = [
     ),
     Mistake(
         "guidance counts one network",
-        "samplers/guidance.py",
-        "return networks_per_call(self.model) + networks_per_call(self.unconditional)",
-        "return networks_per_call(self.model)",
+        "samplers/model.py",
+        "(*networks(unconditional), *networks(model))",
+        "networks(model)",
         "exact/test_guidance.py::test_two_calls_are_counted_as_two",
     ),
     Mistake(
@@ -950,8 +950,8 @@ MISTAKES = [
     Mistake(
         "the padding of a model does not reach the sampler",
         "samplers/run.py",
-        "with_padding(loaded, settings))",
-        "settings)",
+        "if loaded.learned_pad is not None and",
+        "if False and",
         "unit/test_generate.py::test_the_padding_of_a_model_reaches_samplers_by_confidence",
     ),
     Mistake(

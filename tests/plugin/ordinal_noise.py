@@ -8,7 +8,7 @@ import torch
 from dense_process import DenseProcess
 from torch import Tensor
 
-from sedd.samplers.loop import GridSampler, StepContext, draw_clean_tokens
+from sedd.samplers.loop import GridSampler, Rows, draw_clean_tokens
 
 
 @final
@@ -32,8 +32,8 @@ class Renoise(GridSampler):
     assumes: ClassVar[str] = "absorbing noise; the conditionals of one distribution"
     order: ClassVar[float] = 0.5
 
-    def step(self, x: Tensor, t: Tensor, s: Tensor, context: StepContext) -> Tensor:
+    def step(self, x: Tensor, t: Tensor, s: Tensor, rows: Rows) -> Tensor:
         """Predict and renoise."""
-        clean = draw_clean_tokens(x, context.schedule.sigma(t), context.free, context)
-        u = context.rng(x.shape[-1], context.step, event=5)
-        return torch.where(context.free, context.process.corrupt_by(clean, context.schedule.sigma(s), u), x)
+        clean = draw_clean_tokens(x, rows.schedule.sigma(t), rows.free, rows)
+        u = rows.rng(x.shape[-1], rows.step, event=5)
+        return torch.where(rows.free, rows.process.corrupt_by(clean, rows.schedule.sigma(s), u), x)

@@ -3,35 +3,21 @@
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, final
+from typing import Any, ClassVar, final
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from sedd.draws import CounterRNG
-from sedd.ops.categorical import counter_uniforms
 from sedd.parameterization import HasNoise
-from sedd.samplers.loop import (
-    STEP,
-    GridSampler,
-    Plan,
-    Prompt,
-    Rows,
-    Sampler,
-    StepContext,
-    check_absorbing,
-    draw_positions,
-    sigma_of_masked_fraction,
-)
-from sedd.samplers.model import NOT_FINITE, SamplingModel
+from sedd.samplers.loop import STEP, GridSampler, Plan, Prompt, Rows, Sampler, Times, sigma_of_masked_fraction
+from sedd.samplers.model import NOT_FINITE, PerSample, Positions, Sequences
 from sedd.schedule import corruption_probability
 
 WHEN_EXACT = (
     "absorbing noise; it does with at most one token per step and exact conditionals, else it favours likely tokens"
 )
-
-
 LATER = 1e3
 """Added to the uncertainty of what is revealed last; more than any entropy."""
 
@@ -49,35 +35,20 @@ class ConfidenceSampler(Sampler, ABC):
     """
 
     order: ClassVar[float] = 0.0
+    assumes: ClassVar[str] = WHEN_EXACT
+    reveals_masks: ClassVar[bool] = True
     pad: int
     """Token id of padding, which is revealed last; −1: none."""
 
-    def check(self, model: HasNoise) -> None:
+    def check(self, model: Any) -> None:
         """Require masks, and padding that is a token."""
-        check_absorbing(model.process)
+        super().check(model)
         if not -1 <= self.pad < (size := model.process.vocab_size):
             raise ValueError(f"pad is {self.pad}; it is a token id, 0..{size - 1}, or -1 for none")
 
     @abstractmethod
     def uncertainty(self, p: Float[Tensor, "*s N"]) -> Float[Tensor, "*s"]:
         """Return how uncertain the network is of a position, from p(x_0 | x)."""
-
-    @final
-    def mask_uncertainty(
-        self,
-        model: SamplingModel,
-        hidden: Float[Tensor, "b L h"],
-        x: Int[Tensor, "b L"],
-        sigma: Float[Tensor, " b"],
-        masks: Bool[Tensor, "b L"],
-    ) -> Float[Tensor, "b L"]:
-        """Return the uncertainty at masks, that of padding after that of all others, and ∞ elsewhere."""
-        uncertainty = torch.full(x.shape, math.inf, dtype=torch.float64, device=x.device)
-        for row, column in model.chunks(masks):
-            at = row, column
-            p = model.clean_probs_at(hidden[at], x[at], sigma[row])
-            uncertainty[at] = self.ranked_uncertainty(p).double()
-        return self.without_offset(uncertainty)
 
     @final
     def ranked_uncertainty(self, p: Float[Tensor, "*s N"]) -> Float[Tensor, "*s"]:
@@ -91,6 +62,17 @@ class ConfidenceSampler(Sampler, ABC):
         only_padding = (uncertainty >= LATER).all(-1, keepdim=True)
         return torch.where(only_padding, uncertainty - LATER, uncertainty)
 
+    @final
+    def mask_uncertainty(
+        self, rows: Rows, hidden: Float[Tensor, "b L h"], x: Sequences, sigma: PerSample
+    ) -> Float[Tensor, "b L"]:
+        """Return the uncertainty at masks, that of padding after that of all others, and ∞ elsewhere."""
+        uncertainty = torch.full(x.shape, math.inf, dtype=torch.float64, device=x.device)
+        for at in rows.model.chunks(rows.noisy(x)):
+            p = rows.model.clean_probs_at(hidden[at], x[at], sigma[at[0]])
+            uncertainty[at] = self.ranked_uncertainty(p).double()
+        return self.without_offset(uncertainty)
+
 
 @final
 @dataclass(frozen=True)
@@ -100,43 +82,35 @@ class Confident(ConfidenceSampler, GridSampler):
     Reference: Chang et al. 2022, "MaskGIT: Masked Generative Image Transformer", arXiv 2202.04200.
     """
 
-    assumes: ClassVar[str] = WHEN_EXACT
     pad: int = -1
 
     def uncertainty(self, p: Float[Tensor, "*s N"]) -> Float[Tensor, "*s"]:
         """1 − max p."""
         return 1 - p.amax(-1)
 
-    def masks_left(self, model: HasNoise, blanks: Int[Tensor, " b"], s: Float[Tensor, " b"]) -> Int[Tensor, " b"]:
+    def masks_left(self, model: HasNoise, blanks: Int[Tensor, " b"], s: PerSample) -> Int[Tensor, " b"]:
         """Return how many masks are left at time s: the share that the schedule leaves."""
         ends = corruption_probability(model.schedule.sigma(torch.stack([s, torch.ones_like(s)])))
         return (blanks * ends[0] / ends[1] + 1e-9).long()
 
-    def choose(self, uncertainty: Float[Tensor, "b L"], left: Int[Tensor, " b"]) -> Bool[Tensor, "b L"]:
+    def choose(self, uncertainty: Float[Tensor, "b L"], left: Int[Tensor, " b"]) -> Positions:
         """Choose the most certain masks, all but ``left`` of them."""
         masks = uncertainty.isfinite()
         rank = uncertainty.argsort(dim=-1, stable=True).argsort(-1)
         return masks & (rank < (masks.sum(-1) - left)[:, None])
 
-    def needs_model(
-        self, x: Int[Tensor, "b L"], t: Float[Tensor, " b"], s: Float[Tensor, " b"], context: StepContext
-    ) -> Bool[Tensor, " b"]:
+    def needs_model(self, rows: Rows, t: PerSample, s: PerSample) -> Bool[Tensor, " b"]:
         """Return the rows in which masks are to be revealed."""
-        masks = context.free & context.process.is_noisy(x)
-        return masks.sum(-1) > self.masks_left(context, context.free.sum(-1), s)
+        return rows.noisy(rows.x).sum(-1) > self.masks_left(rows, rows.free.sum(-1), s)
 
-    def step(
-        self, x: Int[Tensor, "b L"], t: Float[Tensor, " b"], s: Float[Tensor, " b"], context: StepContext
-    ) -> Int[Tensor, "b L"]:
+    def step(self, x: Sequences, t: PerSample, s: PerSample, rows: Rows) -> Sequences:
         """Draw the most certain masks."""
-        if not self.needs_model(x, t, s, context).any():
+        sigma, left = rows.schedule.sigma(t), self.masks_left(rows, rows.free.sum(-1), s)
+        if not (rows.noisy(x).sum(-1) > left).any():
             return x
-        sigma, left = context.schedule.sigma(t), self.masks_left(context, context.free.sum(-1), s)
-        hidden = context.model.hidden(x, sigma, context.valid)
-        masks = context.free & context.process.is_noisy(x)
-        chosen = self.choose(self.mask_uncertainty(context.model, hidden, x, sigma, masks), left)
-        u = counter_uniforms(context.rng, x.shape[-1], context.step, STEP)
-        return draw_positions(context.model, hidden, x, sigma, chosen, u)
+        hidden = rows.hidden(x, sigma)
+        chosen = self.choose(self.mask_uncertainty(rows, hidden, x, sigma), left)
+        return rows.model.draw_clean(hidden, x, sigma, chosen, rows.uniforms(STEP))
 
 
 @final
@@ -151,7 +125,6 @@ class EntropyBounded(ConfidenceSampler):
     arXiv 2505.24857.
     """
 
-    assumes: ClassVar[str] = WHEN_EXACT
     supports_infinite_steps: ClassVar[bool] = True
     bound: float = 0.1
     """Largest sum of entropies, in nats, of the tokens that one step reveals, its last one not counted."""
@@ -165,14 +138,14 @@ class EntropyBounded(ConfidenceSampler):
         """The entropy, in nats."""
         return -torch.xlogy(p, p).sum(-1)
 
-    def choose(self, uncertainty: Float[Tensor, "b L"]) -> Bool[Tensor, "b L"]:
+    def choose(self, uncertainty: Float[Tensor, "b L"]) -> Positions:
         """Choose the most masks, by increasing entropy, whose sum without the last is within the bound."""
         ordered = uncertainty.sort(dim=-1, stable=True)
         before = torch.nn.functional.pad(ordered.values[:, :-1].cumsum(-1), (1, 0))
         chosen = ordered.values.isfinite() & (before <= self.bound)
         return torch.zeros_like(chosen).scatter(-1, ordered.indices, chosen)
 
-    def plan(self, model: HasNoise, prompt: Prompt, times: Float[Tensor, " n"], rng: CounterRNG) -> Plan:
+    def plan(self, model: HasNoise, prompt: Prompt, times: Times, rng: CounterRNG) -> Plan:
         """Plan one call per open position: it begins where so many are revealed, and may reveal several."""
         blank = prompt.blank
         place, count = torch.arange(blank.shape[-1], device=blank.device), blank.sum(-1, keepdim=True)
@@ -181,18 +154,17 @@ class EntropyBounded(ConfidenceSampler):
         event = torch.where(blank, blank.cumsum(-1) - 1, -1)
         return Plan(sigma, left / count, torch.ones_like(event), event, rng(blank.shape[-1], 0, STEP))
 
-    def advance(self, rows: Rows) -> Int[Tensor, "b L"]:
+    def advance(self, rows: Rows) -> Sequences:
         """Draw the positions whose entropies are within the bound; the plan goes on at the number revealed."""
-        x, model, sigma = rows.x, rows.model, rows.now("sigma")
-        hidden, masks = model.hidden(x, sigma, rows.valid), rows.free & model.process.is_noisy(x)
-        chosen = self.choose(self.mask_uncertainty(model, hidden, x, sigma, masks))
+        x, sigma = rows.x, rows.now(rows.sigmas)
+        hidden = rows.hidden(x, sigma)
+        chosen = self.choose(self.mask_uncertainty(rows, hidden, x, sigma))
         revealed = chosen.sum(-1).cpu()
         if not revealed.all():  # of NaN none is ever chosen
             raise ValueError(NOT_FINITE)
-        x = draw_positions(model, hidden, x, sigma, chosen, rows.u)
-        rows.done, rows.step = rows.done + revealed - 1, rows.step + 1
-        return x
+        rows.done, rows.steps = rows.done + revealed - 1, rows.steps + 1
+        return rows.model.draw_clean(hidden, x, sigma, chosen, rows.u)
 
-    def expected_calls(self, model: HasNoise, times: Float[Tensor, " n"], blanks: int) -> float:
+    def expected_calls(self, model: HasNoise, times: Times, blanks: int) -> float:
         """Return NaN: the number depends on the text."""
         return math.nan if blanks else 0.0

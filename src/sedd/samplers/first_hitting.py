@@ -6,23 +6,14 @@ from dataclasses import dataclass
 from typing import ClassVar, final
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from sedd import draws
 from sedd.draws import CounterRNG
 from sedd.parameterization import HasNoise
-from sedd.samplers.loop import (
-    POSITION,
-    STEP,
-    Plan,
-    Prompt,
-    Rows,
-    Sampler,
-    check_absorbing,
-    draw_positions,
-    sigma_of_masked_fraction,
-)
+from sedd.samplers.loop import POSITION, STEP, Plan, Prompt, Rows, Sampler, Times, sigma_of_masked_fraction
+from sedd.samplers.model import Sequences
 from sedd.schedule import corruption_probability
 
 
@@ -34,15 +25,13 @@ class PlannedSampler(Sampler, ABC):
     and the head runs at revealed positions only. A time grid would call the network in every step.
     """
 
-    def check(self, model: HasNoise) -> None:
-        """Require masks."""
-        check_absorbing(model.process)
+    supports_infinite_steps: ClassVar[bool] = True
+    reveals_masks: ClassVar[bool] = True
 
-    def advance(self, rows: Rows) -> Int[Tensor, "b L"]:
+    def advance(self, rows: Rows) -> Sequences:
         """Draw the positions of each row's next event; the host does not wait for the device."""
-        x, sigma = rows.x, rows.now("sigma")
-        hidden = rows.model.hidden(x, sigma, rows.valid)
-        return draw_positions(rows.model, hidden, x, sigma, rows.events, rows.u)
+        x, sigma = rows.x, rows.now(rows.sigmas)
+        return rows.model.draw_clean(rows.hidden(x, sigma), x, sigma, rows.events, rows.u)
 
 
 @final
@@ -60,15 +49,14 @@ class FirstHitting(PlannedSampler):
 
     order: ClassVar[float] = 1.0  # positions of one step are drawn independently; without a grid it is exact
     assumes: ClassVar[str] = "absorbing noise; a score's distribution of a mask is normalised, by definition"
-    supports_infinite_steps: ClassVar[bool] = True
 
-    def reveal_probabilities(self, model: HasNoise, times: Float[Tensor, " n"]) -> Float[Tensor, " steps"]:
+    def reveal_probabilities(self, model: HasNoise, times: Times) -> Float[Tensor, " steps"]:
         """Return the probability that a position is revealed in each step: its share of the noise."""
         masked = corruption_probability(model.schedule.sigma(times))
         masked = torch.cat([masked[:-1], masked.new_zeros(1)])  # the last step reveals all that is left
         return -masked.diff() / masked[0]
 
-    def plan(self, model: HasNoise, prompt: Prompt, times: Float[Tensor, " n"], rng: CounterRNG) -> Plan:
+    def plan(self, model: HasNoise, prompt: Prompt, times: Times, rng: CounterRNG) -> Plan:
         """Draw the step of each position by inversion, then rank the steps of each row."""
         if not len(times):
             return self._plan_without_grid(model, prompt, rng)
@@ -93,7 +81,7 @@ class FirstHitting(PlannedSampler):
         left = (count - place) / count
         return Plan(sigma, left, (place + 1).expand_as(event), event, rng(event.shape[-1], 0, STEP))
 
-    def expected_calls(self, model: HasNoise, times: Float[Tensor, " n"], blanks: int) -> float:
+    def expected_calls(self, model: HasNoise, times: Times, blanks: int) -> float:
         """Return Σ_k 1 − (1 − w_k)^blanks, which for equal steps is n(1 − (1 − 1/n)^blanks)."""
         if not len(times):
             return float(blanks)
@@ -113,7 +101,6 @@ class Ordered(PlannedSampler):
 
     order: ClassVar[float] = 1.0  # in the number of calls; exact where each call reveals one position
     assumes: ClassVar[str] = "absorbing noise; a score's distribution of a mask is normalised"
-    supports_infinite_steps: ClassVar[bool] = True
     direction: str = "random"
     """Order in which positions are revealed."""
 
@@ -121,7 +108,7 @@ class Ordered(PlannedSampler):
         if self.direction not in ("random", "forward", "backward"):
             raise ValueError(f"direction is {self.direction!r}; choose one of random, forward, backward")
 
-    def plan(self, model: HasNoise, prompt: Prompt, times: Float[Tensor, " n"], rng: CounterRNG) -> Plan:
+    def plan(self, model: HasNoise, prompt: Prompt, times: Times, rng: CounterRNG) -> Plan:
         """Rank the open positions of each row, and divide them into as many groups as there are steps."""
         length = prompt.given.shape[-1]
         place = torch.arange(length, device=prompt.given.device, dtype=torch.float64).expand(prompt.given.shape)
@@ -138,7 +125,7 @@ class Ordered(PlannedSampler):
         t = times[group].expand_as(sigma) if len(times) else left / count
         return Plan(sigma, t, (group + 1).expand_as(sigma), event, rng(length, 0, STEP))
 
-    def expected_calls(self, model: HasNoise, times: Float[Tensor, " n"], blanks: int) -> float:
+    def expected_calls(self, model: HasNoise, times: Times, blanks: int) -> float:
         """Return one call per group."""
         return float(min(blanks, len(times) - 1) if len(times) else blanks)
 
@@ -150,13 +137,10 @@ class LeftToRight(PlannedSampler):
 
     order: ClassVar[float] = torch.inf
     assumes: ClassVar[str] = "an autoregressive model"
-    supports_infinite_steps: ClassVar[bool] = True
+    reveals_masks: ClassVar[bool] = False
     is_causal: ClassVar[bool] = True
 
-    def check(self, model: HasNoise) -> None:
-        """Accept any noise: none is read."""
-
-    def plan(self, model: HasNoise, prompt: Prompt, times: Float[Tensor, " n"], rng: CounterRNG) -> Plan:
+    def plan(self, model: HasNoise, prompt: Prompt, times: Times, rng: CounterRNG) -> Plan:
         """Draw the open positions of each row one by one; the grid is not used."""
         blank, length = prompt.blank, prompt.given.shape[-1]
         before_text = blank[:, :-1] & ~blank[:, 1:]
@@ -167,14 +151,14 @@ class LeftToRight(PlannedSampler):
         step = (blank.int().argmax(-1, keepdim=True) + place + 1).expand_as(event)
         return Plan(torch.zeros_like(left), left, step, event, rng(length))
 
-    def advance(self, rows: Rows) -> Int[Tensor, "b L"]:
+    def advance(self, rows: Rows) -> Sequences:
         """Draw the next token of each row."""
-        x, hidden = rows.x.clone(), rows.model.hidden(rows.x, rows.now("sigma"))
+        x, hidden = rows.x.clone(), rows.hidden(rows.x, rows.now(rows.sigmas))
         for at in rows.model.chunks(rows.events):
             p = rows.model.model.log_next_at(hidden[at]).exp()
             x[at] = draws.sample_inverse_cdf(p, rows.u[at][:, 0])
         return x
 
-    def expected_calls(self, model: HasNoise, times: Float[Tensor, " n"], blanks: int) -> float:
+    def expected_calls(self, model: HasNoise, times: Times, blanks: int) -> float:
         """Return one call per token."""
         return float(blanks)

@@ -1,16 +1,14 @@
 """The predictor–corrector sampler for noise of tokens: Tweedie steps with Gibbs corrections.  [§9]"""
 
 from dataclasses import dataclass
-from typing import ClassVar, final
+from typing import Any, ClassVar, final
 
 import torch
-from jaxtyping import Float, Int
-from torch import Tensor
 
 from sedd import draws
-from sedd.parameterization import HasNoise
 from sedd.samplers.grid import Tweedie
-from sedd.samplers.loop import POSITION, GridSampler, StepContext
+from sedd.samplers.loop import POSITION, GridSampler, Rows
+from sedd.samplers.model import PerSample, Sequences
 
 
 @final
@@ -35,27 +33,25 @@ class Gibbs(GridSampler):
         if self.sites < 1:
             raise ValueError(f"sites is {self.sites}; there must be at least 1 correction per step")
 
-    def check(self, model: HasNoise) -> None:
+    def check(self, model: Any) -> None:
         """Require noise under which every token may be wrong."""
         if model.process.only_masks:
             raise ValueError("sampler gibbs corrects tokens; under the model's noise only masks change: use remask")
 
-    def expected_calls(self, model: HasNoise, times: Float[Tensor, " n"], blanks: int) -> float:
-        """Return 1 + ``sites`` calls in each step and one in the last."""
-        return float((1 + self.sites) * (len(times) - 2) + 1) if blanks else 0.0
+    @property
+    def calls_per_step(self) -> int:
+        """One for the step and one for each correction."""
+        return 1 + self.sites
 
-    def step(
-        self, x: Int[Tensor, "b L"], t: Float[Tensor, " b"], s: Float[Tensor, " b"], context: StepContext
-    ) -> Int[Tensor, "b L"]:
+    def step(self, x: Sequences, t: PerSample, s: PerSample, rows: Rows) -> Sequences:
         """Draw the step and its corrections."""
-        x = self.predictor.step(x, t, s, context)
-        sigma, rows = context.schedule.sigma(s), torch.arange(len(x), device=x.device)
+        x = self.predictor.step(x, t, s, rows)
+        sigma, row = rows.schedule.sigma(s), torch.arange(len(x), device=x.device)
         for k in range(self.sites):
-            u = context.rng(x.shape[-1], context.step * self.sites + k, POSITION)
-            keys = torch.where(context.free, u[..., 0], -1.0)
-            site = keys.argmax(-1)  # the free position with the largest of independent uniforms is a uniform choice
-            hidden = context.model.hidden(x, sigma, context.valid)[rows, site]
-            score = context.model.log_score_at(hidden, x[rows, site], sigma).exp()
-            drawn = draws.sample_inverse_cdf(score, u[rows, site, 1])
-            x = x.index_put((rows, site), torch.where(context.free[rows, site], drawn, x[rows, site]))
+            u = rows.rng(x.shape[-1], rows.step * self.sites + k, POSITION)
+            keys = torch.where(rows.free, u[..., 0], -1.0)
+            at = row, keys.argmax(-1)  # the free position with the largest of independent uniforms is a uniform choice
+            score = rows.model.log_score_at(rows.hidden(x, sigma)[at], x[at], sigma).exp()
+            drawn = draws.sample_inverse_cdf(score, u[at][:, 1])
+            x = x.index_put(at, torch.where(rows.free[at], drawn, x[at]))
         return x

@@ -2,18 +2,17 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, final
+from typing import Any, ClassVar, final
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool
 from torch import Tensor
 
 from sedd import reverse
 from sedd.draws import AffineWeights
-from sedd.ops.categorical import counter_uniforms
-from sedd.parameterization import HasNoise
-from sedd.reverse import analytic_weights
-from sedd.samplers.loop import STEP, GridSampler, StepContext
+from sedd.parameterization import HasNoise, PerRow
+from sedd.samplers.loop import STEP, GridSampler, Rows
+from sedd.samplers.model import PerSample, Sequences, TableAt, TokenAt, is_denoiser
 
 
 class FactorizedSampler(GridSampler, ABC):
@@ -28,14 +27,7 @@ class FactorizedSampler(GridSampler, ABC):
     """Whether the weights are a function of the log-score, or of log p(x_0 | x)."""
 
     @abstractmethod
-    def weights(
-        self,
-        model: HasNoise,
-        output: Float[Tensor, "k _"],
-        x: Int[Tensor, " k"],
-        t: Float[Tensor, " k"],
-        s: Float[Tensor, " k"],
-    ) -> Float[Tensor, "k n"]:
+    def weights(self, model: HasNoise, output: TableAt, x: TokenAt, t: PerRow, s: PerRow) -> TableAt:
         """Return the unnormalised probabilities of every state at time s; the caller clamps entries below 0.
 
         Args:
@@ -47,28 +39,21 @@ class FactorizedSampler(GridSampler, ABC):
         """
 
     @abstractmethod
-    def affine_weights(self, model: HasNoise, t: Float[Tensor, " k"], s: Float[Tensor, " k"]) -> AffineWeights:
+    def affine_weights(self, model: HasNoise, t: PerRow, s: PerRow) -> AffineWeights:
         """Return the same weights as an affine function of the scores."""
 
-    def needs_model(
-        self, x: Int[Tensor, "b L"], t: Float[Tensor, " b"], s: Float[Tensor, " b"], context: StepContext
-    ) -> Bool[Tensor, " b"]:
+    def needs_model(self, rows: Rows, t: PerSample, s: PerSample) -> Bool[Tensor, " b"]:
         """Return the rows with noise."""
-        return (context.free & context.process.is_noisy(x)).any(-1)
+        return rows.noisy(rows.x).any(-1)
 
     @final
-    def step(
-        self, x: Int[Tensor, "b L"], t: Float[Tensor, " b"], s: Float[Tensor, " b"], context: StepContext
-    ) -> Int[Tensor, "b L"]:
+    def step(self, x: Sequences, t: PerSample, s: PerSample, rows: Rows) -> Sequences:
         """Draw every free position; the first uniform decides whether it changes, the second to what."""
-        model, schedule, y = context.model, context.schedule, x.clone()
+        model, schedule, y = rows.model, rows.schedule, x.clone()
         sigma = schedule.sigma(t)
-        hidden = model.hidden(x, sigma, context.valid)
-        u = counter_uniforms(context.rng, x.shape[-1], context.step, STEP)
-        fused = model.fused and model.model.logits_are_scores == self.uses_score
-        if fused and self.uses_score:
-            fused = not context.process.amplifies_rounding(sigma - schedule.sigma(s))
-        for row, column in model.chunks(context.free & context.process.is_noisy(x)):
+        hidden, u = rows.hidden(x, sigma), rows.uniforms(STEP)
+        fused = model.can_fuse(self.uses_score, sigma - schedule.sigma(s))
+        for row, column in model.chunks(rows.noisy(x)):
             at = row, column
             if fused:
                 weights = self.affine_weights(model, t[row], s[row])
@@ -91,19 +76,12 @@ class Tweedie(FactorizedSampler):
     assumes: ClassVar[str] = "nothing; masks are revealed at the rate of the score"
     uses_score: ClassVar[bool] = True
 
-    def weights(
-        self,
-        model: HasNoise,
-        output: Float[Tensor, "k n"],
-        x: Int[Tensor, " k"],
-        t: Float[Tensor, " k"],
-        s: Float[Tensor, " k"],
-    ) -> Float[Tensor, "k n"]:
+    def weights(self, model: HasNoise, output: TableAt, x: TokenAt, t: PerRow, s: PerRow) -> TableAt:
         """[exp(−Δσ Q) s]_y · P_Δσ(x, y)."""
         sigma_t, sigma_s = model.schedule.sigma(t), model.schedule.sigma(s)
-        return analytic_weights(model.process, output[:, None], x[:, None], sigma_t, sigma_s)[:, 0]
+        return reverse.analytic_weights(model.process, output[:, None], x[:, None], sigma_t, sigma_s)[:, 0]
 
-    def affine_weights(self, model: HasNoise, t: Float[Tensor, " k"], s: Float[Tensor, " k"]) -> AffineWeights:
+    def affine_weights(self, model: HasNoise, t: PerRow, s: PerRow) -> AffineWeights:
         """[exp(−Δσ Q) s]_y · P_Δσ(x, y)."""
         return reverse.tweedie_weights(model.process, model.schedule.sigma(t) - model.schedule.sigma(s))
 
@@ -119,20 +97,13 @@ class Euler(FactorizedSampler):
     assumes: ClassVar[str] = "nothing; steps so short that no position changes with probability above 1"
     uses_score: ClassVar[bool] = True
 
-    def weights(
-        self,
-        model: HasNoise,
-        output: Float[Tensor, "k n"],
-        x: Int[Tensor, " k"],
-        t: Float[Tensor, " k"],
-        s: Float[Tensor, " k"],
-    ) -> Float[Tensor, "k n"]:
+    def weights(self, model: HasNoise, output: TableAt, x: TokenAt, t: PerRow, s: PerRow) -> TableAt:
         """P(x → y) = (t − s)·σ'(t)·Q(x, y)·s_y for y ≠ x, and the rest for y = x."""
         rates = ((t - s) * model.schedule.rate(t))[:, None] * model.process.incoming_rates(x)
         jump = (rates.to(output.dtype) * output.exp()).scatter(-1, x[:, None], 0)
         return jump.scatter(-1, x[:, None], 1 - jump.sum(-1, keepdim=True))
 
-    def affine_weights(self, model: HasNoise, t: Float[Tensor, " k"], s: Float[Tensor, " k"]) -> AffineWeights:
+    def affine_weights(self, model: HasNoise, t: PerRow, s: PerRow) -> AffineWeights:
         """(t − s)·σ'(t)·Q(x, y)·s_y for y ≠ x, and 1 minus their sum for y = x."""
         rate = (t - s) * model.schedule.rate(t) * reverse.incoming_rate(model.process)
         return AffineWeights(rate, torch.ones_like(rate), -rate)
@@ -152,18 +123,18 @@ class Ancestral(FactorizedSampler):
     assumes: ClassVar[str] = "a denoiser (parameterization mean)"
     uses_score: ClassVar[bool] = False
 
-    def weights(
-        self,
-        model: HasNoise,
-        output: Float[Tensor, "k N"],
-        x: Int[Tensor, " k"],
-        t: Float[Tensor, " k"],
-        s: Float[Tensor, " k"],
-    ) -> Float[Tensor, "k n"]:
+    def check(self, model: Any) -> None:
+        """Require a denoiser."""
+        if not is_denoiser(model):
+            raise ValueError(
+                "sampler ancestral needs a denoiser (parameterization mean); the model is a score: use tweedie"
+            )
+
+    def weights(self, model: HasNoise, output: TableAt, x: TokenAt, t: PerRow, s: PerRow) -> TableAt:
         """Σ_{x_0} q(y | x, x_0)·p(x_0 | x)."""
         sigma_s, sigma_t = model.schedule.sigma(s), model.schedule.sigma(t)
         return model.process.log_posterior(output[:, None], x[:, None], sigma_s, sigma_t)[:, 0].exp()
 
-    def affine_weights(self, model: HasNoise, t: Float[Tensor, " k"], s: Float[Tensor, " k"]) -> AffineWeights:
+    def affine_weights(self, model: HasNoise, t: PerRow, s: PerRow) -> AffineWeights:
         """Σ_{x_0} q(y | x, x_0)·p(x_0 | x)."""
         return reverse.posterior_weights(model.process, model.schedule.sigma(s), model.schedule.sigma(t))

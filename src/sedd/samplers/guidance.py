@@ -13,25 +13,15 @@ import math
 from typing import Any, final
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
+from sedd.parameterization import PerRow
 from sedd.process import Process
-from sedd.samplers.model import Wrapper, implied_probs_at, is_denoiser, log_score_at, networks_per_call
+from sedd.samplers.model import Hidden, TableAt, TokenAt, Wrapper, implied_probs_at, is_denoiser, log_score_at
 
 
-def check_guidance(guidance: float) -> None:
-    """Raise ValueError unless guidance is above 0 and finite."""
-    if not 0 < guidance < math.inf:
-        raise ValueError(f"guidance is {guidance}; it must be above 0, where 1 is the distribution of the label itself")
-
-
-def guide_log_score(
-    process: Process,
-    unconditional: Float[Tensor, "k n"],
-    conditional: Float[Tensor, "k n"],
-    guidance: float,
-) -> Float[Tensor, "k n"]:
+def guide_log_score(process: Process, unconditional: TableAt, conditional: TableAt, guidance: float) -> TableAt:
     """Return (1 − γ)·log s(x) + γ·log s(x | label), the score of p_t(x)^(1−γ)·p_t(x | label)^γ up to its normaliser.
 
     Ratios of probabilities need no normaliser. Where only masks are noise, the score of a mask is S·p_y with p_y
@@ -46,9 +36,7 @@ def guide_log_score(
     return torch.cat([_interpolate(free, given, guidance).log_softmax(-1) + log_sum, conditional[..., N:]], -1)
 
 
-def guide_log_mean(
-    unconditional: Float[Tensor, "k N"], conditional: Float[Tensor, "k N"], guidance: float
-) -> Float[Tensor, "k N"]:
+def guide_log_mean(unconditional: TableAt, conditional: TableAt, guidance: float) -> TableAt:
     """Return log p(x_0 | x)^(1−γ)·p(x_0 | x, label)^γ, normalised."""
     return _interpolate(unconditional, conditional, guidance).log_softmax(-1)
 
@@ -69,34 +57,19 @@ class Guided(Wrapper):
     """
 
     def __init__(self, model: Any, unconditional: Any, weight: float) -> None:
-        check_guidance(weight)
-        super().__init__(model)
-        self.unconditional, self.weight = unconditional, weight
+        if not 0 < weight < math.inf:
+            raise ValueError(
+                f"guidance is {weight}; it must be above 0, where 1 is the distribution of the label itself"
+            )
+        super().__init__(model, unconditional)
+        self.weight = weight
 
     @property
     def is_denoiser(self) -> bool:
         """Whether both models are denoisers: then p(x_0 | x) is mixed, not the scores."""
         return is_denoiser(self.model) and is_denoiser(self.unconditional)
 
-    @property
-    def depends_on_sigma(self) -> bool:
-        """Whether one of the two depends on the noise level."""
-        return bool(self.model.depends_on_sigma or self.unconditional.depends_on_sigma)
-
-    @property
-    def networks_per_call(self) -> int:
-        """Network calls of both models."""
-        return networks_per_call(self.model) + networks_per_call(self.unconditional)
-
-    def hidden(
-        self, x_t: Int[Tensor, "b L"], sigma: Float[Tensor, " b"], valid: Bool[Tensor, "b L"] | None = None
-    ) -> Float[Tensor, "b L h"]:
-        """Return the hidden states of both models, side by side."""
-        return torch.cat([model.hidden(x_t, sigma, valid) for model in (self.unconditional, self.model)], -1)
-
-    def log_score_at(
-        self, hidden: Float[Tensor, "k h"], x_t: Int[Tensor, " k"], sigma: Float[Tensor, " k"]
-    ) -> Float[Tensor, "k n"]:
+    def log_score_at(self, hidden: Hidden, x_t: TokenAt, sigma: PerRow) -> TableAt:
         """Return the mixture of the log-scores, or the log-score of the mixture of two denoisers."""
         if self.is_denoiser:
             log_mean = self.log_mean_at(hidden, x_t, sigma)
@@ -106,9 +79,7 @@ class Guided(Wrapper):
         given = log_score_at(self.model, conditional, x_t, sigma)
         return guide_log_score(self.process, free, given, self.weight)
 
-    def log_mean_at(
-        self, hidden: Float[Tensor, "k h"], x_t: Int[Tensor, " k"], sigma: Float[Tensor, " k"]
-    ) -> Float[Tensor, "k N"]:
+    def log_mean_at(self, hidden: Hidden, x_t: TokenAt, sigma: PerRow) -> TableAt:
         """Return the mixture of log p(x_0 | x_t), or what the mixture of the scores implies."""
         if not self.is_denoiser:
             return implied_probs_at(self, hidden, x_t, sigma).log()

@@ -10,35 +10,38 @@ from typing import Any, ClassVar, NamedTuple, final
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn.functional import pad
 
 from sedd.draws import CounterRNG
 from sedd.ops.categorical import counter_uniforms
 from sedd.parameterization import HasNoise
-from sedd.process import Process
-from sedd.samplers.model import SamplingModel
+from sedd.samplers.model import PerSample, Positions, SamplingModel, Sequences
 from sedd.schedule import Schedule
 from sedd.schema import check_seed
 
 START, STEP, MIDPOINT, POSITION = range(4)
 """Events of `CounterRNG`: the initial noise, a step's draws, those of its first half, and the choice of positions."""
 
-
 Steps = int | Tensor | list[float] | None
 """A time grid: a number of equal steps, or times that fall from 1 to 0, or None for no grid."""
+Times = Float[Tensor, " n"]
+"""The times of a grid, from 1 down to 0; empty: no grid."""
+Inputs = tuple[Sequences, PerSample, Positions | None]
+"""What a network reads: tokens, noise levels, and where there is no padding."""
 
 
 class Prompt(NamedTuple):
     """Given tokens and positions to be filled, row by row."""
 
-    given: Int[Tensor, "b L"]
+    given: Sequences
     """−1: to be filled; all other tokens stay as they are."""
-    valid: Bool[Tensor, "b L"] | None = None
+    valid: Positions | None = None
     """False at padding after the end of a row; None: all rows have the same length."""
     kept: Int[Tensor, " b"] | None = None
     """How many positions of each row, from the first, are its text; None: all. A mask may be given at the others."""
 
     @property
-    def blank(self) -> Bool[Tensor, "b L"]:
+    def blank(self) -> Positions:
         """True at positions to be filled."""
         return self.given < 0
 
@@ -55,11 +58,13 @@ class Prompt(NamedTuple):
 
     def to(self, device: torch.device | str) -> "Prompt":
         """Move to a device."""
-        return Prompt(*[None if tensor is None else tensor.to(device) for tensor in self])  # type: ignore[arg-type]
+        valid = None if self.valid is None else self.valid.to(device)
+        return Prompt(self.given.to(device), valid, None if self.kept is None else self.kept.to(device))
 
     def rows(self, index: slice | Tensor) -> "Prompt":
         """Select rows."""
-        return Prompt(*[None if tensor is None else tensor[index] for tensor in self])  # type: ignore[arg-type]
+        valid = None if self.valid is None else self.valid[index]
+        return Prompt(self.given[index], valid, None if self.kept is None else self.kept[index])
 
 
 def empty(count: int, length: int, device: torch.device | str = "cpu") -> Prompt:
@@ -70,7 +75,7 @@ def empty(count: int, length: int, device: torch.device | str = "cpu") -> Prompt
 class State(NamedTuple):
     """A batch of sequences during a run."""
 
-    x: Int[Tensor, "b L"]
+    x: Sequences
     reveal_step: Int[Tensor, "b L"]
     """The step at which each position last changed; 0: at the start."""
     step: int
@@ -98,40 +103,14 @@ class Plan(NamedTuple):
         return self.event.amax(-1) + 1
 
 
-class StepContext(NamedTuple):
-    """What a step needs besides its sequences and times."""
-
-    free: Bool[Tensor, "b L"]
-    """True at positions that may change: those the prompt leaves open."""
-    valid: Bool[Tensor, "b L"] | None
-    """False at padding; to be passed to the model."""
-    rng: CounterRNG
-    """The random numbers of these rows: ``rng(length, step, event)``; each (step, event) may be used once per run."""
-    model: SamplingModel
-    step: Int[Tensor, " b"]
-    """The number of each row's step, from 1."""
-
-    @property
-    def process(self) -> Process:
-        """The noise process of the model."""
-        return self.model.process
-
-    @property
-    def schedule(self) -> Schedule:
-        """The noise schedule of the model."""
-        return self.model.schedule
-
-    def rows(self, index: Tensor) -> "StepContext":
-        """Select rows."""
-        valid = None if self.valid is None else self.valid[index]
-        return StepContext(self.free[index], valid, self.rng[index], self.model.take(index), self.step[index])
-
-
 class Rows:
     """Sequences that one sampler draws with one model, each at a call of its own: rows may come and go between calls.
 
     Every tensor among the attributes has an entry for each row. Plans are on the CPU and tokens on the model's device,
     so that the host knows what comes next and does not wait for the device.
+
+    Of a model that does not depend on the noise level, hidden states are computed again only for rows that have
+    changed. Reference: Ou et al. 2024, arXiv 2406.03736.
 
     Args:
         sampler: The sampler.
@@ -147,25 +126,34 @@ class Rows:
     place: Tensor
     """Where each row of an offline run is in its state."""
 
-    def __init__(
-        self, sampler: "Sampler", model: SamplingModel, prompt: Prompt, times: Float[Tensor, " n"], rng: CounterRNG
-    ) -> None:
+    def __init__(self, sampler: "Sampler", model: SamplingModel, prompt: Prompt, times: Times, rng: CounterRNG) -> None:
         self.sampler, self.model, device = sampler, model, model.device
+        self.process, self.schedule = model.process, model.schedule
         plan = sampler.plan(model, prompt, times, rng)
         noise = model.process.prior_sample(rng(prompt.given.shape[-1], event=START)[..., 0])
-        self.sigma, self.t, self.step, self.calls = plan.sigma.cpu(), plan.t.cpu(), plan.step.cpu(), plan.calls.cpu()
+        self.sigmas, self.times, self.steps, self.calls = (
+            plan.sigma.cpu(),
+            plan.t.cpu(),
+            plan.step.cpu(),
+            plan.calls.cpu(),
+        )
         self.done = torch.zeros_like(self.calls)
         """The next call of each row: its place in the plan."""
         self.x = torch.where(prompt.blank, noise, prompt.given).to(device)
         self.free = prompt.blank.to(device)
+        """True at positions that may change: those the prompt leaves open."""
         self.valid = None if prompt.valid is None or sampler.is_causal else prompt.valid.to(device)
-        self.seed = torch.as_tensor(rng.seed).expand(len(self.x)).to(device)
-        self.number = rng.rows.to(device)
+        """False at padding."""
+        self.seed, self.number = torch.as_tensor(rng.seed).expand(len(self.x)).to(device), rng.rows.to(device)
         if plan.event is not None and plan.u is not None:
             self.event, self.u = plan.event.cpu(), plan.u.to(device)
+        self.seen = torch.full_like(self.x, -1)
+        self.states: Tensor | None = None
+        """The hidden states of ``seen``, whose rows are −1 where they are not known."""
+        self.is_next = False
+        """Whether the next call of `hidden` returns them."""
 
-    def __len__(self) -> int:
-        return len(self.x)
+    # Rows come and go --------------------------------------------------------------------------------------
 
     def take(self, index: Int[Tensor, " r"]) -> "Rows":
         """Return the rows at these indices, which are on the CPU."""
@@ -173,24 +161,28 @@ class Rows:
         for name, column in vars(self).items():
             if isinstance(column, Tensor):
                 setattr(rows, name, column[index.to(column.device, non_blocking=True)])
-        rows.model = self.model.take(index.to(self.x.device, non_blocking=True))
         return rows
 
     def extend(self, more: "Rows") -> None:
-        """Add the rows of another run of the same sampler, model and width."""
-        for name, column in vars(self).items():
-            if isinstance(column, Tensor):
-                setattr(self, name, _stack(column, getattr(more, name)))
-        self.model.add_rows(len(more))
+        """Add the rows of another run of the same sampler, model and width; shorter plans are padded."""
+        more.seen = torch.full_like(more.x, -1)
+        more.states = None if self.states is None else self.states.new_zeros(len(more.x), *self.states.shape[1:])
+        for name, a in vars(self).items():
+            if isinstance(a, Tensor):
+                b = getattr(more, name)
+                wider = b.shape[-1] - a.shape[-1] if a.dim() == 2 else 0
+                setattr(self, name, torch.cat([pad(a, (0, max(0, wider))), pad(b, (0, max(0, -wider)))]))
 
-    def at(self, name: str, later: int = 0) -> Tensor:
-        """Return a value of the plan at each row's next call, or so many calls later."""
-        values: Tensor = getattr(self, name).gather(1, self.done[:, None] + later)[:, 0]
-        return values
+    # What a step reads -------------------------------------------------------------------------------------
 
-    def now(self, name: str, later: int = 0) -> Tensor:
-        """Return what `at` returns, on the model's device."""
-        return self.at(name, later).to(self.x.device, non_blocking=True)
+    def now(self, plan: Tensor, later: int = 0) -> Tensor:
+        """Return the plan at each row's next call, or so many calls later, on the model's device."""
+        return plan.gather(1, self.done[:, None] + later)[:, 0].to(self.x.device, non_blocking=True)
+
+    @property
+    def step(self) -> Int[Tensor, " b"]:
+        """The number of each row's step, from 1."""
+        return self.now(self.steps)
 
     @property
     def is_last(self) -> Bool[Tensor, " b"]:
@@ -198,39 +190,71 @@ class Rows:
         return self.done == self.calls - 1
 
     @property
-    def context(self) -> StepContext:
-        """What a step needs."""
-        rng = CounterRNG(self.seed, self.number)
-        return StepContext(self.free, self.valid, rng, self.model, self.now("step"))
-
-    @property
-    def events(self) -> Bool[Tensor, "b L"]:
+    def events(self) -> Positions:
         """The positions that each row's next call reveals, on the CPU."""
         return self.event == self.done[:, None]
 
-    def inputs(self) -> tuple[Tensor | None, Tensor, Tensor, Tensor | None]:
+    @property
+    def rng(self) -> CounterRNG:
+        """The random numbers: ``rng(length, step, event)``; each (step, event) may be used once per run."""
+        return CounterRNG(self.seed, self.number)
+
+    def uniforms(self, event: int) -> Float[Tensor, "b L 2"]:
+        """Return ``rng(length, step, event)``, on CUDA by one kernel."""
+        return counter_uniforms(self.rng, self.x.shape[-1], self.step, event)
+
+    def noisy(self, x: Sequences) -> Positions:
+        """Return the positions that may change and may be noise."""
+        return self.free & self.process.is_noisy(x)
+
+    def hidden(self, x: Sequences, sigma: PerSample) -> Float[Tensor, "b _ h"]:
+        """Return the hidden states of sequences, for the first call of a step those of `inputs`.
+
+        Rows for which a sampler does not need the model may hold anything.
+        """
+        if not self.is_next:
+            index, inputs = self._unknown(x, sigma, torch.ones_like(x[:, 0], dtype=torch.bool))
+            self.provide(x, index, self.model.hidden(*inputs))
+        self.is_next = False
+        return sigma.new_zeros(*x.shape, 1) if self.states is None else self.states  # None: no row needs any
+
+    # A call of the model -----------------------------------------------------------------------------------
+
+    def inputs(self) -> tuple[Int[Tensor, " r"] | None, Inputs]:
         """Return the rows of which the next call needs hidden states, None for all, and what the network reads."""
-        index, x, sigma, valid = self.sampler.needed(self), self.x, self.now("sigma"), self.valid
+        x = self.x
         if self.sampler.is_causal:  # what follows is not read
             x = x[:, : int(self.events.nonzero()[:, 1].amax()) + 1]
+        return self._unknown(x, self.now(self.sigmas), self.sampler.needed(self))
+
+    def _unknown(self, x: Tensor, sigma: Tensor, needed: Tensor | None) -> tuple[Tensor | None, Inputs]:
+        """Return the inputs of the needed rows whose hidden states are not known; None: all rows."""
+        if needed is not None:
+            if self.model.cached and self.states is not None:
+                changed = (x != self.seen).any(-1)
+                self.seen, needed = torch.where(changed[:, None], -1, x), needed & changed
+            else:
+                self.seen, self.states = torch.full_like(x, -1), None
+        if needed is None or needed.all():
+            return None, (x, sigma, self.valid)
+        index = needed.nonzero().squeeze(-1)
+        return index, (x[index], sigma[index], None if self.valid is None else self.valid[index])
+
+    def provide(self, x: Sequences, index: Int[Tensor, " r"] | None, hidden: Float[Tensor, "r _ h"]) -> None:
+        """Set the hidden states of some rows, None for all; the next call of `hidden` returns them."""
         if index is None:
-            return None, x, sigma, valid
-        return index, x[index], sigma[index], None if valid is None else valid[index]
+            self.seen, self.states = x, hidden
+        elif len(index):
+            if self.states is None:
+                self.states = hidden.new_zeros(len(x), *hidden.shape[1:])
+            self.seen = self.seen.index_copy(0, index, x[index])
+            self.states = self.states.index_copy(0, index, hidden)
+        self.is_next = True
 
     def advance(self) -> None:
         """Make each row's next call; the model has been given the hidden states of `inputs`."""
         self.x = self.sampler.advance(self)
         self.done = self.done + 1
-
-
-def _stack(a: Tensor, b: Tensor) -> Tensor:
-    """Concatenate rows; shorter plans are padded."""
-    width = a.shape[-1] - b.shape[-1] if a.dim() == 2 else 0
-    a, b = torch.nn.functional.pad(a, (0, max(0, -width))), torch.nn.functional.pad(b, (0, max(0, width)))
-    return torch.cat([a, b])
-
-
-# Samplers --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -254,21 +278,15 @@ class Sampler(ABC):
     """The models for which `order` holds."""
     supports_infinite_steps: ClassVar[bool] = False
     """Whether it can do without a grid: it draws one position at a time, or as many as the network's output allows."""
-    calls_per_step: ClassVar[int] = 1
-    """Calls of the model in each step but the last."""
+    reveals_masks: ClassVar[bool] = False
+    """Whether only masks may be noise."""
     is_causal: ClassVar[bool] = False
     """Whether the model reads only what comes before a position."""
 
     @final
     def sample(
-        self,
-        model: Any,
-        prompt: int | Tensor | Prompt,
-        length: int | None = None,
-        *,
-        seed: int = 0,
-        steps: Steps = 64,
-    ) -> Int[Tensor, "b L"]:
+        self, model: Any, prompt: int | Tensor | Prompt, length: int | None = None, *, seed: int = 0, steps: Steps = 64
+    ) -> Sequences:
         """Draw sequences: ``sampler.sample(model, 16, 64)`` draws 16 of 64 tokens.
 
         The arguments are those of `trajectory`.
@@ -298,49 +316,53 @@ class Sampler(ABC):
                 `supports_infinite_steps`.
             rows: The number of each row; by default 0, 1, 2 …
         """
-        if not isinstance(model, SamplingModel):
-            model = SamplingModel(model)
-        self.check(model)
+        model = model if isinstance(model, SamplingModel) else SamplingModel(model)
+        self.check(model.model)
         prompt = as_prompt(prompt, length).to(model.device)
         times = self.times(steps).to(model.device)
         numbers = torch.arange(len(prompt.given)) if rows is None else rows
         return _run(Rows(self, model, prompt, times, CounterRNG(check_seed(seed), numbers.to(model.device))))
 
-    def check(self, model: HasNoise) -> None:  # noqa: B027  (most samplers take every model)
+    def check(self, model: Any) -> None:
         """Raise ValueError for a model that this sampler cannot sample."""
+        if self.reveals_masks and not model.process.only_masks:
+            raise ValueError(
+                "this sampler reveals masks, and under the model's noise tokens change too; use ancestral, tweedie, "
+                "euler, theta, gibbs"
+            )
 
     @abstractmethod
-    def plan(self, model: HasNoise, prompt: Prompt, times: Float[Tensor, " n"], rng: CounterRNG) -> Plan:
+    def plan(self, model: HasNoise, prompt: Prompt, times: Times, rng: CounterRNG) -> Plan:
         """Plan the calls of the model for each row."""
 
-    def needed(self, rows: Rows) -> Int[Tensor, " r"] | None:
-        """Return the rows whose next call needs hidden states that are not known; None: all rows."""
+    def needed(self, rows: Rows) -> Bool[Tensor, " b"] | None:
+        """Return the rows whose next call needs the model; None: all rows."""
         return None
 
     @abstractmethod
-    def advance(self, rows: Rows) -> Int[Tensor, "b L"]:
+    def advance(self, rows: Rows) -> Sequences:
         """Return the tokens after the next call of every row."""
 
     @final
-    def times(self, steps: Steps) -> Float[Tensor, " n"]:
+    def times(self, steps: Steps) -> Times:
         """Return the times of a run, empty for None; raise ValueError for None where a grid is needed."""
-        if steps is None or (not isinstance(steps, int) and not len(steps)):
-            if not self.supports_infinite_steps:
-                raise ValueError(
-                    "steps is inf, which only the samplers first-hitting, ordered, entropy support; give a number, or "
-                    "choose one of them"
-                )
-            return torch.zeros(0, dtype=torch.float64)
         if isinstance(steps, int):
             return uniform_grid(steps)
-        return given_grid(steps)
+        if steps is not None and len(steps):
+            return given_grid(steps)
+        if self.supports_infinite_steps:
+            return torch.zeros(0, dtype=torch.float64)
+        raise ValueError(
+            "steps is inf, which only the samplers first-hitting, ordered, entropy support; give a number, or choose "
+            "one of them"
+        )
 
-    def expected_calls(self, model: HasNoise, times: Float[Tensor, " n"], blanks: int) -> float:
+    @abstractmethod
+    def expected_calls(self, model: HasNoise, times: Times, blanks: int) -> float:
         """Return the expected calls of the model for a row with so many open positions; NaN: unknown in advance.
 
-        By default `calls_per_step` in each step and one in the last. Cached rows need fewer.
+        Cached rows need fewer.
         """
-        return float(self.calls_per_step * (len(times) - 2) + 1) if blanks else 0.0
 
 
 @torch.no_grad()
@@ -348,12 +370,12 @@ def _run(rows: Rows) -> Iterator[State]:
     """Yield the state before and after each call, all rows being admitted at once."""
     state = State(rows.x, torch.zeros_like(rows.x), 0)
     yield state
-    rows.place = torch.arange(len(rows), device=rows.x.device)
+    rows.place = torch.arange(len(rows.x), device=rows.x.device)
     while (left := rows.done < rows.calls).any():
         rows = rows if left.all() else rows.take(left.nonzero()[:, 0])
-        index, x, sigma, valid = rows.inputs()
-        rows.model.provide(rows.x, index, rows.model.compute_hidden(x, sigma, valid))
-        before, step, place = rows.x, rows.now("step"), rows.place
+        index, inputs = rows.inputs()
+        rows.provide(rows.x, index, rows.model.hidden(*inputs))
+        before, step, place = rows.x, rows.step, rows.place
         rows.advance()
         reveal_step = torch.where(rows.x != before, step[:, None], state.reveal_step[place])
         x, reveal_step = state.x.index_copy(0, place, rows.x), state.reveal_step.index_copy(0, place, reveal_step)
@@ -368,101 +390,75 @@ class GridSampler(Sampler, ABC):
     sampler, subclass this, write `step`, and declare `order` and `assumes`; the options are dataclass fields.
     """
 
+    @property
+    def calls_per_step(self) -> int:
+        """Calls of the model in each step but the last."""
+        return 1
+
     @abstractmethod
-    def step(
-        self, x: Int[Tensor, "b L"], t: Float[Tensor, " b"], s: Float[Tensor, " b"], context: StepContext
-    ) -> Int[Tensor, "b L"]:
-        """Draw the sequences at time s, given those at time t > s; only positions in ``context.free`` may change.
+    def step(self, x: Sequences, t: PerSample, s: PerSample, rows: Rows) -> Sequences:
+        """Draw the sequences at time s, given those at time t > s; only positions in ``rows.free`` may change.
 
         Args:
             x: Sequences at time t.
             t: The time of each row.
             s: The earlier time to go to, of each row.
-            context: What may change, the random numbers, and the model.
+            rows: What may change, the random numbers, and the model.
         """
 
+    def grid(self, times: Times) -> Times:
+        """Return the times at which the noise level is read: by default the grid itself."""
+        return times
+
+    def needs_model(self, rows: Rows, t: PerSample, s: PerSample) -> Bool[Tensor, " b"]:
+        """Return the rows that `step` cannot draw without calling the model: by default those with open positions."""
+        return rows.free.any(-1)
+
     @final
-    def plan(self, model: HasNoise, prompt: Prompt, times: Float[Tensor, " n"], rng: CounterRNG) -> Plan:
+    def plan(self, model: HasNoise, prompt: Prompt, times: Times, rng: CounterRNG) -> Plan:
         """Call the model in every step of the grid."""
         grid, rows = self.grid(times), len(prompt.given)
         step = torch.arange(1, len(grid), device=grid.device)
         sigma = model.schedule.sigma(grid[:-1])
         return Plan(sigma.expand(rows, -1), grid.expand(rows, -1), step.expand(rows, -1))
 
-    def grid(self, times: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
-        """Return the times at which the noise level is read: by default the grid itself."""
-        return times
-
-    def needs_model(
-        self, x: Int[Tensor, "b L"], t: Float[Tensor, " b"], s: Float[Tensor, " b"], context: StepContext
-    ) -> Bool[Tensor, " b"]:
-        """Return the rows that `step` cannot draw without calling the model: by default those with open positions."""
-        return context.free.any(-1)
-
     @final
-    def needed(self, rows: Rows) -> Int[Tensor, " r"] | None:
+    def needed(self, rows: Rows) -> Bool[Tensor, " b"]:
         """Return the rows that `needs_model` names and, of those in their last step, the ones with noise."""
-        x, context = rows.x, rows.context
-        noisy = (context.free & context.process.is_noisy(x)).any(-1)
-        needs = self.needs_model(x, rows.now("t"), rows.now("t", 1), context)
-        return rows.model.missing(x, torch.where(rows.is_last.to(x.device), noisy, needs))
+        needs = self.needs_model(rows, rows.now(rows.times), rows.now(rows.times, 1))
+        return torch.where(rows.is_last.to(rows.x.device), rows.noisy(rows.x).any(-1), needs)
 
     @final
-    def advance(self, rows: Rows) -> Int[Tensor, "b L"]:
+    def advance(self, rows: Rows) -> Sequences:
         """Draw the next step of every row."""
         x, last = rows.x, rows.is_last
         if not last.any():
-            return self.step(x, rows.now("t"), rows.now("t", 1), rows.context)
+            return self.step(x, rows.now(rows.times), rows.now(rows.times, 1), rows)
         if last.all():
-            return draw_clean_tokens(x, rows.now("sigma"), rows.free & rows.model.process.is_noisy(x), rows.context)
+            return draw_clean_tokens(x, rows.now(rows.sigmas), rows.noisy(x), rows)
         for some in (~last, last):
             index = some.nonzero()[:, 0]
             x = x.index_copy(0, index.to(x.device), self.advance(rows.take(index)))
         return x
 
+    @final
+    def expected_calls(self, model: HasNoise, times: Times, blanks: int) -> float:
+        """Return `calls_per_step` for each step and one for the last."""
+        return float(self.calls_per_step * (len(times) - 2) + 1) if blanks else 0.0
 
-def draw_clean_tokens(
-    x: Int[Tensor, "b L"], sigma: Float[Tensor, " b"], where: Bool[Tensor, "b L"], context: StepContext
-) -> Int[Tensor, "b L"]:
-    """Draw the positions in ``where`` from p(x_0 | x); the model is not called for rows without any.
+
+def draw_clean_tokens(x: Sequences, sigma: PerSample, where: Positions, rows: Rows) -> Sequences:
+    """Draw the positions in ``where`` from p(x_0 | x); without any, the model is not called.
 
     Args:
         x: Sequences.
         sigma: Total noise of each row.
         where: True at the positions to draw.
-        context: The random numbers, and the model.
+        rows: The random numbers, and the model.
     """
-    rows = where.any(-1).nonzero().squeeze(-1)
-    if not len(rows):
+    if not where.any():
         return x
-    hidden = context.model.hidden_of_rows(rows, x, sigma, context.valid)
-    u = counter_uniforms(context.rng[rows], x.shape[-1], context.step[rows], STEP)
-    return x.index_put((rows,), draw_positions(context.model, hidden, x[rows], sigma[rows], where[rows], u))
-
-
-def draw_positions(
-    model: SamplingModel,
-    hidden: Float[Tensor, "b L h"],
-    x: Int[Tensor, "b L"],
-    sigma: Float[Tensor, " b"],
-    where: Bool[Tensor, "b L"],
-    u: Float[Tensor, "b L 2"],
-) -> Int[Tensor, "b L"]:
-    """Draw the positions in ``where`` from p(x_0 | x), given the hidden states. It never takes the argmax."""
-    y = x.clone()
-    for row, column in model.chunks(where):
-        at = row, column
-        y[at] = model.draw_clean(hidden[at], x[at], sigma[row], u[at])
-    return y
-
-
-def check_absorbing(process: Process) -> None:
-    """Raise ValueError unless only masks are noise."""
-    if not process.only_masks:
-        raise ValueError(
-            "this sampler reveals masks, and under the model's noise tokens change too; use ancestral, tweedie, euler, "
-            "theta, gibbs"
-        )
+    return rows.model.draw_clean(rows.hidden(x, sigma), x, sigma, where, rows.uniforms(STEP))
 
 
 def sigma_of_masked_fraction(masked: Float[Tensor, "*s"], schedule: Schedule) -> Float[Tensor, "*s"]:
@@ -472,19 +468,19 @@ def sigma_of_masked_fraction(masked: Float[Tensor, "*s"], schedule: Schedule) ->
     return torch.minimum(torch.maximum(sigma, ends[0]), ends[1])
 
 
-def uniform_grid(steps: int) -> Float[Tensor, " n"]:
+def uniform_grid(steps: int) -> Times:
     """Return equal steps from t = 1 to t = 0."""
     if steps < 1:
         raise ValueError(f"steps is {steps}; sampling needs at least 1")
     return torch.linspace(1, 0, steps + 1, dtype=torch.float64)
 
 
-def cosine_grid(steps: int) -> Float[Tensor, " n"]:
+def cosine_grid(steps: int) -> Times:
     """Return t = cos(πk/2n): short steps at first, when all tokens are unknown, and long ones at the end."""
     return torch.sin(math.pi / 2 * uniform_grid(steps))
 
 
-def given_grid(times: list[float] | Tensor) -> Float[Tensor, " n"]:
+def given_grid(times: list[float] | Tensor) -> Times:
     """Return the given times, which must fall from 1 to 0."""
     grid = torch.as_tensor(times, dtype=torch.float64)
     if len(grid) < 2 or grid[0] != 1 or grid[-1] != 0 or not (grid.diff() < 0).all():

@@ -1,6 +1,5 @@
 """Models as samplers call them: wrappers that change a model's output, and the model during one run.  [§9]"""
 
-import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -13,12 +12,26 @@ from torch import Tensor, nn
 from sedd import draws, reverse
 from sedd.draws import AffineWeights
 from sedd.ops.categorical import HeadLogits, sample_categorical
-from sedd.parameterization import MeanModel, ScoreModel
+from sedd.parameterization import MeanModel, PerRow, ScoreModel
 from sedd.process import Process
-from sedd.reverse import denoised_probs
 from sedd.runtime.device import has_triton
 from sedd.runtime.offload import OffloadedNetwork
 from sedd.schedule import Schedule
+
+Hidden = Float[Tensor, "k h"]
+"""Hidden states at k positions."""
+TokenAt = Int[Tensor, " k"]
+"""The tokens at k positions."""
+TableAt = Float[Tensor, "k n"]
+"""One number for each state or token at k positions."""
+Uniforms = Float[Tensor, "k 2"]
+"""Two uniforms for each of k positions: by the first it changes, by the second to what."""
+Sequences = Int[Tensor, "b L"]
+"""The tokens of b rows."""
+Positions = Bool[Tensor, "b L"]
+"""A choice of positions in b rows."""
+PerSample = Float[Tensor, " b"]
+"""One number for each row: a time or a noise level."""
 
 NOT_FINITE = (
     "the network's output is not finite, or beyond the range of floating point, so that nothing can be drawn from it; "
@@ -31,35 +44,21 @@ def is_denoiser(model: Any) -> bool:
     return model.is_denoiser if isinstance(model, Wrapper) else hasattr(model, "log_mean_at")
 
 
-def base_model(model: Any) -> Any:
-    """Return the model inside all wrappers."""
-    return base_model(model.model) if isinstance(model, Wrapper) else model
+def networks(model: Any) -> tuple[Any, ...]:
+    """Return the parameterized networks that a call of a model runs: two with guidance, the one without label first."""
+    return model.networks if isinstance(model, Wrapper) else (model,)
 
 
-def log_score_at(
-    model: Any, hidden: Float[Tensor, "k h"], x: Int[Tensor, " k"], sigma: Float[Tensor, " k"]
-) -> Float[Tensor, "k n"]:
+def log_score_at(model: Any, hidden: Hidden, x: TokenAt, sigma: PerRow) -> TableAt:
     """Return the log-score in float64, since long steps under uniform noise multiply rounding errors by e^Δσ."""
     log_score: Tensor = model.log_score_at(hidden, x, sigma)
     return log_score.double()
 
 
-def implied_probs_at(
-    model: Any, hidden: Float[Tensor, "k h"], x: Int[Tensor, " k"], sigma: Float[Tensor, " k"]
-) -> Float[Tensor, "k N"]:
+def implied_probs_at(model: Any, hidden: Hidden, x: TokenAt, sigma: PerRow) -> TableAt:
     """Return the p(x_0 | x) that the score implies."""
     log_score = log_score_at(model, hidden, x, sigma)
-    return denoised_probs(model.process, log_score[:, None], x[:, None], sigma)[:, 0]
-
-
-def clean_probs_at(
-    model: Any, hidden: Float[Tensor, "k h"], x: Int[Tensor, " k"], sigma: Float[Tensor, " k"]
-) -> Float[Tensor, "k N"]:
-    """Return p(x_0 | x): a denoiser's own, or the one that the score implies."""
-    if not is_denoiser(model):
-        return implied_probs_at(model, hidden, x, sigma)
-    log_mean: Tensor = model.log_mean_at(hidden, x, sigma)
-    return log_mean.exp()
+    return reverse.denoised_probs(model.process, log_score[:, None], x[:, None], sigma)[:, 0]
 
 
 class Wrapper(nn.Module, ABC):
@@ -70,56 +69,35 @@ class Wrapper(nn.Module, ABC):
 
     Args:
         model: The model that is wrapped.
+        unconditional: Another model that each call runs before it.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, unconditional: Any = None) -> None:
         super().__init__()
-        self.model = model
-
-    @property
-    def process(self) -> Process:
-        """The noise process."""
-        process: Process = self.model.process
-        return process
-
-    @property
-    def schedule(self) -> Schedule:
-        """The noise schedule."""
-        schedule: Schedule = self.model.schedule
-        return schedule
-
-    @property
-    def depends_on_sigma(self) -> bool:
-        """Whether `hidden` depends on the noise level."""
-        return bool(self.model.depends_on_sigma)
-
-    @property
-    def networks_per_call(self) -> int:
-        """Network calls per call of this model."""
-        return networks_per_call(self.model)
+        self.model, self.unconditional = model, unconditional
+        self.networks = networks(model) if unconditional is None else (*networks(unconditional), *networks(model))
+        self.process: Process = model.process
+        self.schedule: Schedule = model.schedule
+        self.depends_on_sigma = any(network.depends_on_sigma for network in self.networks)
 
     @property
     @abstractmethod
     def is_denoiser(self) -> bool:
         """Whether it predicts the clean token, rather than by its score."""
 
-    def hidden(
-        self, x_t: Int[Tensor, "b L"], sigma: Float[Tensor, " b"], valid: Bool[Tensor, "b L"] | None = None
-    ) -> Float[Tensor, "b L h"]:
-        """Return what `log_score_at` and `log_mean_at` are computed from, at every position."""
+    def hidden(self, x_t: Sequences, sigma: PerSample, valid: Positions | None = None) -> Float[Tensor, "b L h"]:
+        """Return what `log_score_at` and `log_mean_at` are computed from, at every position; of two, side by side."""
         hidden: Tensor = self.model.hidden(x_t, sigma, valid)
-        return hidden
+        if self.unconditional is None:
+            return hidden
+        return torch.cat([self.unconditional.hidden(x_t, sigma, valid), hidden], -1)
 
     @abstractmethod
-    def log_score_at(
-        self, hidden: Float[Tensor, "k h"], x_t: Int[Tensor, " k"], sigma: Float[Tensor, " k"]
-    ) -> Float[Tensor, "k n"]:
+    def log_score_at(self, hidden: Hidden, x_t: TokenAt, sigma: PerRow) -> TableAt:
         """Return the log-score at k positions."""
 
     @abstractmethod
-    def log_mean_at(
-        self, hidden: Float[Tensor, "k h"], x_t: Int[Tensor, " k"], sigma: Float[Tensor, " k"]
-    ) -> Float[Tensor, "k N"]:
+    def log_mean_at(self, hidden: Hidden, x_t: TokenAt, sigma: PerRow) -> TableAt:
         """Return log p(x_0 | x_t) at k positions."""
 
     def forward(self, x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b L n"]:
@@ -138,165 +116,87 @@ class Wrapper(nn.Module, ABC):
         return found.view(*x_t.shape, -1)
 
 
-def networks_per_call(model: Any) -> int:
-    """Return the network calls per call of a model: two with guidance."""
-    return model.networks_per_call if isinstance(model, Wrapper) else 1
-
-
 @dataclass
-class Counts:
-    """What a model did during a run."""
+class SamplingStats:
+    """Counts and time of a sampling run so far, summed over its batches."""
 
-    calls: int = 0
-    """How often a network was called, on any number of rows."""
-    rows: int = 0
-    """On how many rows in all."""
-    clamped: Tensor | int = 0
-    """How many positions had a weight below 0, which was clamped."""
-    finite: Tensor | bool = True
-    """Whether no hidden state was NaN or inf, and all sums of p(x_0 | x) were finite; no GPU is waited for."""
+    samples: int = 0
+    tokens: int = 0
+    """Generated tokens; given ones are not counted."""
+    expected_calls: float = 0.0
+    """Expected number of network calls per sample, summed over samples; NaN where it is not known in advance."""
+    row_calls: int = 0
+    """Actual number of network calls per sample, summed over samples."""
+    batch_calls: int = 0
+    """Network calls, each for any number of samples."""
+    clamped: int | Tensor = 0
+    """Distributions with negative entries, which were clamped to 0; a tensor during a run."""
+    finite: bool | Tensor = True
+    """Whether no hidden state was NaN or inf, and all sums of p(x_0 | x) were finite; a tensor during a run."""
+    seconds: float = 0.0
 
 
 @final
 class SamplingModel:
-    """A model during one sampling run: hidden states are cached, calls are counted, and tokens are drawn.
-
-    Of a model that does not depend on the noise level, hidden states are computed again only for rows that have
-    changed since the last call.
-
-    Reference: caching of time-free models is that of Ou et al. 2024, arXiv 2406.03736.
+    """A model during one sampling run: its calls are counted, and tokens are drawn from what it returns.
 
     Args:
         model: A model with hidden states: a parameterized network, `exact.Score`, or a `Wrapper` of one.
-        cached: Whether hidden states of unchanged rows are reused, where that is exact.
         fused: Whether tokens are drawn from logits without a table of probabilities; None: where there is a kernel.
+        stats: The counts to add to.
     """
 
-    def __init__(self, model: Any, *, cached: bool = True, fused: bool | None = None) -> None:
-        if lacks := [name for name in ("process", "schedule", "hidden") if not hasattr(model, name)]:
-            raise TypeError(
-                f"{type(model).__name__} is not a model, it has no {', '.join(lacks)}; pass MeanModel(network, "
-                "process) or ScoreModel(network, process), not the network"
-            )
-        self.model, self.device = model, device_of(model)
+    def __init__(self, model: Any, *, fused: bool | None = None, stats: SamplingStats | None = None) -> None:
+        for name in ("process", "schedule", "hidden"):
+            if not hasattr(model, name):
+                raise TypeError(
+                    f"{type(model).__name__} is not a model, it has no {name}; pass MeanModel(network, process) or "
+                    "ScoreModel(network, process), not the network"
+                )
+        self.model, self.device, self.stats = model, device_of(model), stats or SamplingStats()
         self.process: Process = model.process
         self.schedule: Schedule = model.schedule
         fused = self.device.type == "cuda" and has_triton() if fused is None else fused
         self.fused = fused and self.process.has_fused_forms and isinstance(model, ScoreModel | MeanModel)
         """Whether tokens are drawn from logits without a table of probabilities."""
-        self.cached = cached and not model.depends_on_sigma
-        self.counts, self.networks = Counts(), networks_per_call(model)
+        self.cached = not model.depends_on_sigma
+        """Whether hidden states of rows that have not changed are used again."""
         self.requires_finite = False
         """Whether hidden states that are not finite raise FloatingPointError."""
-        self.seen = torch.zeros(0, 0, dtype=torch.long)
-        self.states: Tensor | None = None
-        """The hidden states of ``seen``, whose rows are −1 where they are not known."""
-        self._is_next = False
-        """Whether the next call of `hidden` or `hidden_of_rows` returns them."""
 
-    # Hidden states -----------------------------------------------------------------------------------------
-
-    def missing(self, x: Int[Tensor, "b L"], needed: Bool[Tensor, " b"]) -> Int[Tensor, " r"] | None:
-        """Return the needed rows whose hidden states are not known; None: all rows."""
-        if self.cached and self.states is not None:
-            changed = (x != self.seen).any(-1)
-            self.seen, needed = torch.where(changed[:, None], -1, x), needed & changed
-        else:
-            self.seen, self.states = torch.full_like(x, -1), None
-        return None if needed.all() else needed.nonzero().squeeze(-1)
-
-    def provide(self, x: Int[Tensor, "b L"], index: Int[Tensor, " r"] | None, hidden: Float[Tensor, "r _ h"]) -> None:
-        """Set the hidden states of some rows, None for all; the next call of `hidden` returns them.
-
-        Rows for which a sampler does not need the model may hold anything.
-        """
-        if index is None:
-            self.seen, self.states = x, hidden
-        elif len(index):
-            if self.states is None:
-                self.states = hidden.new_zeros(len(x), *hidden.shape[1:])
-            self.seen = self.seen.index_copy(0, index, x[index])
-            self.states = self.states.index_copy(0, index, hidden)
-        self._is_next = True
-
-    def take(self, rows: Int[Tensor, " r"]) -> "SamplingModel":
-        """Return this model with what it knows of some rows; both count into the same `counts`."""
-        part = copy.copy(self)
-        if self.states is not None:
-            part.seen, part.states = self.seen[rows], self.states[rows]
-        return part
-
-    def add_rows(self, count: int) -> None:
-        """Make room for more rows, of which nothing is known."""
-        if self.states is not None:
-            self.seen = nn.functional.pad(self.seen, (0, 0, 0, count), value=-1)
-            self.states = nn.functional.pad(self.states, (0, 0, 0, 0, 0, count))
-
-    def hidden(
-        self, x: Int[Tensor, "b L"], sigma: Float[Tensor, " b"], valid: Bool[Tensor, "b L"] | None = None
-    ) -> Float[Tensor, "b _ h"]:
-        """Return the hidden states, computed only for rows that have changed since the last call if `cached`."""
-        if not self._is_next:
-            index = self.missing(x, torch.ones_like(x[:, 0], dtype=torch.bool))
-            some = slice(None) if index is None else index
-            hidden = self.compute_hidden(x[some], sigma[some], None if valid is None else valid[some])
-            self.provide(x, index, hidden)
-        self._is_next = False
-        return sigma.new_zeros(*x.shape, 1) if self.states is None else self.states  # None: no row needs any
-
-    def hidden_of_rows(
-        self,
-        rows: Int[Tensor, " r"],
-        x: Int[Tensor, "b L"],
-        sigma: Float[Tensor, " b"],
-        valid: Bool[Tensor, "b L"] | None = None,
-    ) -> Float[Tensor, "r L h"]:
-        """Return the hidden states of some rows, without the cache."""
-        if self._is_next and self.states is not None:
-            self._is_next = False
-            return self.states[rows]
-        return self.compute_hidden(x[rows], sigma[rows], None if valid is None else valid[rows])
-
-    def compute_hidden(
-        self, x: Int[Tensor, "b L"], sigma: Float[Tensor, " b"], valid: Bool[Tensor, "b L"] | None = None
-    ) -> Float[Tensor, "b L h"]:
-        """Return the hidden states without the cache; no rows are no call."""
+    def hidden(self, x: Sequences, sigma: PerSample, valid: Positions | None = None) -> Float[Tensor, "b L h"]:
+        """Return the hidden states; no rows are no call."""
         if not len(x):
             return sigma.new_zeros(*x.shape, 1)
-        self.counts.calls += self.networks
-        self.counts.rows += self.networks * len(x)
+        calls = len(networks(self.model))
+        self.stats.batch_calls += calls
+        self.stats.row_calls += calls * len(x)
         hidden: Tensor = self.model.hidden(x, sigma, valid)
         if self.requires_finite and not hidden.isfinite().all():
             raise FloatingPointError("the network's output is not finite")
-        self.counts.finite = (hidden < torch.inf).all() & self.counts.finite  # an exact score has −inf
+        self.stats.finite = (hidden < torch.inf).all() & self.stats.finite  # an exact score has −inf
         return hidden
 
     # Distributions at some positions -----------------------------------------------------------------------
 
-    def log_score_at(
-        self, hidden: Float[Tensor, "k h"], x: Int[Tensor, " k"], sigma: Float[Tensor, " k"]
-    ) -> Float[Tensor, "k n"]:
+    def log_score_at(self, hidden: Hidden, x: TokenAt, sigma: PerRow) -> TableAt:
         """Return the log-score at k positions, in float64."""
         return log_score_at(self.model, hidden, x, sigma)
 
-    def log_mean_at(
-        self, hidden: Float[Tensor, "k h"], x: Int[Tensor, " k"], sigma: Float[Tensor, " k"]
-    ) -> Float[Tensor, "k N"]:
+    def log_mean_at(self, hidden: Hidden, x: TokenAt, sigma: PerRow) -> TableAt:
         """Return log p(x_0 | x) of a denoiser at k positions."""
-        if not is_denoiser(self.model):
-            raise ValueError("sampler ancestral needs a denoiser (parameterization mean); use tweedie for a score")
         log_mean: Tensor = self.model.log_mean_at(hidden, x, sigma)
         return log_mean
 
-    def clean_probs_at(
-        self, hidden: Float[Tensor, "k h"], x: Int[Tensor, " k"], sigma: Float[Tensor, " k"]
-    ) -> Float[Tensor, "k N"]:
+    def clean_probs_at(self, hidden: Hidden, x: TokenAt, sigma: PerRow) -> TableAt:
         """Return p(x_0 | x) at k positions: a denoiser's own, or the one that the score implies."""
-        return clean_probs_at(self.model, hidden, x, sigma)
+        if is_denoiser(self.model):
+            return self.log_mean_at(hidden, x, sigma).exp()
+        return implied_probs_at(self.model, hidden, x, sigma)
 
     # Draws -------------------------------------------------------------------------------------------------
 
-    def chunks(self, where: Bool[Tensor, "b L"]) -> Iterator[tuple[Int[Tensor, " k"], Int[Tensor, " k"]]]:
+    def chunks(self, where: Positions) -> Iterator[tuple[Int[Tensor, " k"], Int[Tensor, " k"]]]:
         """Yield rows and columns of ``where``, so many at a time that a table of probabilities stays small."""
         entries = 2**22 if self.device.type == "cpu" else 2**29 if self.fused else 2**26
         at = where.nonzero().to(self.device, non_blocking=True)
@@ -304,49 +204,55 @@ class SamplingModel:
             if len(some):
                 yield some[:, 0], some[:, 1]
 
-    def draw_clean(
-        self, hidden: Float[Tensor, "k h"], x: Int[Tensor, " k"], sigma: Float[Tensor, " k"], u: Float[Tensor, "k 2"]
-    ) -> Int[Tensor, " k"]:
-        """Draw from p(x_0 | x) at k positions."""
-        if self.fused and not (self.model.logits_are_scores and self.process.amplifies_rounding(sigma)):
-            if self.model.logits_are_scores:
-                return self.draw_fused(hidden, x, sigma, u, reverse.denoising_weights(self.process, sigma))
-            one = torch.ones_like(sigma)
-            return self.draw_fused(hidden, x, sigma, u, AffineWeights(one, one, torch.zeros_like(sigma)))
-        p = self.clean_probs_at(hidden, x, sigma)
-        self.counts.finite = p.sum(-1).isfinite().all() & self.counts.finite
-        p = nn.functional.pad(p, (0, self.process.num_states - self.process.vocab_size))
-        return draws.sample_next(x, p, u)
+    def can_fuse(self, uses_score: bool, dsigma: Float[Tensor, " _"]) -> bool:
+        """Return whether a step by so much noise can be drawn from logits, by weights in terms of scores or of p."""
+        if not self.fused or self.model.logits_are_scores != uses_score:
+            return False
+        return not (uses_score and self.process.amplifies_rounding(dsigma))
 
-    def draw_fused(
+    def draw_clean(
         self,
-        hidden: Float[Tensor, "k h"],
-        x: Int[Tensor, " k"],
-        sigma: Float[Tensor, " k"],
-        u: Float[Tensor, "k 2"],
-        weights: AffineWeights,
-    ) -> Int[Tensor, " k"]:
+        hidden: Float[Tensor, "b L h"],
+        x: Sequences,
+        sigma: PerSample,
+        where: Positions,
+        u: Float[Tensor, "b L 2"],
+    ) -> Sequences:
+        """Draw the positions in ``where`` from p(x_0 | x), given the hidden states. It never takes the argmax."""
+        y, of_score = x.clone(), self.fused and self.model.logits_are_scores
+        for row, column in self.chunks(where):
+            at, level = (row, column), sigma[row]
+            if self.can_fuse(of_score, level):
+                one, zero = torch.ones_like(level), torch.zeros_like(level)
+                weights = reverse.denoising_weights(self.process, level) if of_score else AffineWeights(one, one, zero)
+                y[at] = self.draw_fused(hidden[at], x[at], level, u[at], weights)
+                continue
+            p = self.clean_probs_at(hidden[at], x[at], level)
+            self.stats.finite = p.sum(-1).isfinite().all() & self.stats.finite
+            p = nn.functional.pad(p, (0, self.process.num_states - self.process.vocab_size))
+            y[at] = draws.sample_next(x[at], p, u[at])
+        return y
+
+    def draw_fused(self, hidden: Hidden, x: TokenAt, sigma: PerRow, u: Uniforms, weights: AffineWeights) -> TokenAt:
         """Draw the next token at k positions from logits, by weights in terms of the scores or of p(x_0 | x)."""
         if not self.model.logits_are_scores:  # logits are those of p(x_0 | x) but for the likelihood of x
             weights = weights.scale_own(reverse.own_log_likelihood(self.process, sigma.double()).exp())
         shift = self.model.logit_shift(sigma).float()
         head = HeadLogits(self.model.logits(hidden), self.process.vocab_size, shift, self.model.logits_are_scores)
         drawn = sample_categorical(head, x, weights, u)
-        self.counts.clamped = self.counts.clamped + drawn.clamped_count
+        self.stats.clamped = self.stats.clamped + drawn.clamped_count
         return drawn.tokens
 
-    def draw_weighted(
-        self, x: Int[Tensor, " k"], weights: Float[Tensor, "k n"], u: Float[Tensor, "k 2"]
-    ) -> Int[Tensor, " k"]:
+    def draw_weighted(self, x: TokenAt, weights: TableAt, u: Uniforms) -> TokenAt:
         """Draw the next token at k positions; weights below 0 are clamped, and counted if beyond rounding."""
         total = weights.sum(-1)
         clamped = weights.amin(-1) < -1e-5 * total.abs().clamp_min(1e-30)
-        self.counts.clamped = self.counts.clamped + clamped.sum()
+        self.stats.clamped = self.stats.clamped + clamped.sum()
         return draws.sample_next(x, weights.clamp_min(0), u)
 
     def check_finite(self, x: Int[Tensor, "*positions"] | None = None) -> None:
         """Raise ValueError if an output was not finite, or if positions of ``x`` are masks at the end."""
-        if not self.counts.finite or (x is not None and (x >= self.process.vocab_size).any()):
+        if not self.stats.finite or (x is not None and (x >= self.process.vocab_size).any()):
             raise ValueError(NOT_FINITE)
 
 

@@ -1,14 +1,15 @@
 """Remasking diffusion sampling (ReMDM): steps that may also mask tokens again.  [§9]"""
 
 from dataclasses import dataclass
-from typing import ClassVar, final
+from typing import Any, ClassVar, final
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from sedd.parameterization import HasNoise
-from sedd.samplers.loop import STEP, GridSampler, StepContext, draw_clean_tokens
+from sedd.samplers.loop import STEP, GridSampler, Rows, draw_clean_tokens
+from sedd.samplers.model import PerSample, Positions, Sequences
 from sedd.schedule import corruption_probability
 
 
@@ -43,7 +44,7 @@ class Remask(GridSampler):
         if not 0 <= self.t_off < self.t_on <= 1:
             raise ValueError(f"t_on is {self.t_on} and t_off is {self.t_off}; they must satisfy 0 ≤ t_off < t_on ≤ 1")
 
-    def check(self, model: HasNoise) -> None:
+    def check(self, model: Any) -> None:
         """Require masks."""
         if not model.process.only_masks:
             raise ValueError("sampler remask masks tokens again; under the model's noise tokens change too: use gibbs")
@@ -72,23 +73,19 @@ class Remask(GridSampler):
         return remasked, (alpha_s - (1 - remasked) * alpha_t) / corruption_probability(sigma_t)
 
     def changes(
-        self, x: Int[Tensor, "b L"], t: Float[Tensor, " b"], s: Float[Tensor, " b"], context: StepContext
-    ) -> tuple[Float[Tensor, "b L"], Bool[Tensor, "b L"], Bool[Tensor, "b L"]]:
+        self, x: Sequences, t: PerSample, s: PerSample, rows: Rows
+    ) -> tuple[Float[Tensor, "b L"], Positions, Positions]:
         """Draw the masks to reveal and the tokens to mask, by uniforms alone; return those first."""
-        remasked, revealed = self.rates(context, t, s)
-        u, masked = context.rng(x.shape[-1], context.step, STEP)[..., 0], context.process.is_noisy(x)
-        return u, context.free & masked & (u < revealed[:, None]), context.free & ~masked & (u < remasked[:, None])
+        remasked, revealed = self.rates(rows, t, s)
+        u, masks = rows.uniforms(STEP)[..., 0], rows.noisy(x)
+        return u, masks & (u < revealed[:, None]), rows.free & ~masks & (u < remasked[:, None])
 
-    def needs_model(
-        self, x: Int[Tensor, "b L"], t: Float[Tensor, " b"], s: Float[Tensor, " b"], context: StepContext
-    ) -> Bool[Tensor, " b"]:
+    def needs_model(self, rows: Rows, t: PerSample, s: PerSample) -> Bool[Tensor, " b"]:
         """Return the rows in which a mask is revealed."""
-        return self.changes(x, t, s, context)[1].any(-1)
+        return self.changes(rows.x, t, s, rows)[1].any(-1)
 
-    def step(
-        self, x: Int[Tensor, "b L"], t: Float[Tensor, " b"], s: Float[Tensor, " b"], context: StepContext
-    ) -> Int[Tensor, "b L"]:
+    def step(self, x: Sequences, t: PerSample, s: PerSample, rows: Rows) -> Sequences:
         """Mask some tokens and reveal some masks."""
-        u, to_reveal, to_mask = self.changes(x, t, s, context)
-        y = draw_clean_tokens(x, context.schedule.sigma(t), to_reveal, context)
-        return torch.where(to_mask, context.process.prior_sample(u), y)
+        u, to_reveal, to_mask = self.changes(x, t, s, rows)
+        y = draw_clean_tokens(x, rows.schedule.sigma(t), to_reveal, rows)
+        return torch.where(to_mask, rows.process.prior_sample(u), y)

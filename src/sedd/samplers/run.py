@@ -1,9 +1,8 @@
 """Sampling runs: a model with its sampling settings, from noise to token sequences."""
 
-import math
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -13,8 +12,8 @@ from sedd.draws import PRECISION
 from sedd.parameterization import CausalModel
 from sedd.samplers.first_hitting import LeftToRight
 from sedd.samplers.guidance import Guided
-from sedd.samplers.loop import Prompt, Sampler, State, empty, given_grid, sigma_of_masked_fraction
-from sedd.samplers.model import SamplingModel, base_model, networks_per_call
+from sedd.samplers.loop import Prompt, Sampler, State, Steps, empty, given_grid, sigma_of_masked_fraction
+from sedd.samplers.model import SamplingModel, SamplingStats, networks
 from sedd.samplers.warping import Warped
 from sedd.sampling_settings import GRIDS, SAMPLERS, SamplingSettings, check_length, check_sampler_options
 from sedd.schema import check_count, check_memory
@@ -29,27 +28,19 @@ REVEAL_PADDING_LAST = ("confidence", "entropy")
 
 def default_sampler_name(model: Any) -> str:
     """Return first-hitting for a denoiser of masks, ancestral for other denoisers, and tweedie for scores."""
-    model = base_model(model)
-    if isinstance(model, CausalModel):
+    *_, network = networks(model)
+    if isinstance(network, CausalModel):
         return "left-to-right"
-    if not hasattr(model, "log_mean_at"):
+    if not hasattr(network, "log_mean_at"):
         return "tweedie"
-    return "first-hitting" if model.process.only_masks else "ancestral"
-
-
-def default_sampler(model: Any) -> Sampler:
-    """Return the sampler of `default_sampler_name`."""
-    name = default_sampler_name(model)
-    sampler: Sampler = LeftToRight() if name == "left-to-right" else SAMPLERS.load(name)()
-    return sampler
+    return "first-hitting" if network.process.only_masks else "ancestral"
 
 
 def build_sampler(name: str | None, model: Any, **options: Any) -> Sampler:
-    """Build a sampler for a model.
+    """Build a sampler for a model, or a wrapper of one.
 
     Args:
         name: Its name; None: the default of the model.
-        model: A model, or a wrapper of one.
         **options: Options of the sampler: ``theta``, ``eta``, ``sites`` …
     """
     default = default_sampler_name(model)
@@ -57,10 +48,6 @@ def build_sampler(name: str | None, model: Any, **options: Any) -> Sampler:
         if name is not None or options:
             raise ValueError("the model is autoregressive and goes from left to right; leave out sampler and options")
         return LeftToRight()
-    if name == "ancestral" and default == "tweedie":
-        raise ValueError(
-            "sampler ancestral needs a denoiser (parameterization mean); the model is a score: use tweedie"
-        )
     if options:
         check_sampler_options(name or default, options)
     sampler: Sampler = SAMPLERS.load(name or default)(**options)
@@ -68,62 +55,22 @@ def build_sampler(name: str | None, model: Any, **options: Any) -> Sampler:
     return sampler
 
 
-def build_grid(spec: str, steps: int | None) -> Tensor:
-    """Build the times of a sampler, from 1 down to 0.
+def build_grid(spec: str, steps: int | None) -> Steps:
+    """Build the times of a sampler, from 1 down to 0, or None for no grid.
 
     Args:
         spec: ``uniform``, ``cosine``, or the times themselves, as in ``1,0.6,0.2,0``.
         steps: Number of steps; None: no grid, for samplers that need none.
     """
     if steps is None:
-        return torch.zeros(0, dtype=torch.float64)
-    if "," in spec:
-        try:
-            return given_grid([float(word) for word in spec.split(",")])
-        except ValueError as error:
-            raise ValueError(f"grid is {spec!r}: {error}") from None
-    times: Tensor = GRIDS.load(spec)(steps)
-    return times
-
-
-def build_guided_model(loaded: "LoadedModel", label: str | None, guidance: float = 1.0) -> Any:
-    """Build the model to sample from: conditioned on a label, with classifier-free guidance.
-
-    Args:
-        loaded: The model.
-        label: The label; None: none.
-        guidance: Guidance weight: 0 is the model without the label, 1 the model of the label; above 1 it extrapolates.
-    """
-    if not 0 <= guidance < math.inf:
-        raise ValueError(
-            f"guidance is {guidance}; it must be 0 or more, where 1 is the distribution of the label itself"
-        )
-    if label is None and guidance != 1:
-        raise ValueError(f"guidance is {guidance}, and there is no label to guide to; give one, or leave guidance out")
-    conditional = loaded if label is None else loaded.with_label(label)
-    if guidance in (0, 1):
-        return (conditional if guidance else loaded).model
-    if isinstance(conditional.model, CausalModel):
-        raise ValueError("guidance mixes scores, and an autoregressive model has none; leave it out")
-    return Guided(conditional.model, loaded.model, guidance)
-
-
-@dataclass
-class SamplingStats:
-    """Counts and time of a sampling run so far, summed over its batches."""
-
-    samples: int = 0
-    tokens: int = 0
-    """Generated tokens; given ones are not counted."""
-    expected_calls: float = 0.0
-    """Expected number of network calls per sample, summed over samples; NaN where it is not known in advance."""
-    row_calls: int = 0
-    """Actual number of network calls per sample, summed over samples."""
-    batch_calls: int = 0
-    """Network calls, each for any number of samples."""
-    clamped: int = 0
-    """Distributions with negative entries, which were clamped to 0."""
-    seconds: float = 0.0
+        return None
+    if "," not in spec:
+        times: Tensor = GRIDS.load(spec)(steps)
+        return times
+    try:
+        return given_grid([float(word) for word in spec.split(",")])
+    except ValueError as error:
+        raise ValueError(f"grid is {spec!r}: {error}") from None
 
 
 class GeneratedSequence(NamedTuple):
@@ -145,8 +92,6 @@ class SamplingRun:
 
     def __init__(self, model: Any, settings: SamplingSettings, fused: bool | None = None) -> None:
         self.settings, self.stats, self.fused = settings, SamplingStats(), fused
-        self.requires_finite = False
-        """Whether hidden states that are not finite raise FloatingPointError."""
         warping = settings.temperature, settings.top_p, settings.top_k
         self.model = model if warping == (1, 1, None) else Warped(model, *warping)
         self.name = settings.sampler or default_sampler_name(model)
@@ -154,22 +99,22 @@ class SamplingRun:
         self.times = self.sampler.times(build_grid(settings.grid, settings.steps))
 
     @staticmethod
-    def of(loaded: "LoadedModel", settings: SamplingSettings) -> "SamplingRun":
-        """Build the run of a loaded model, conditioned on the label of the settings."""
-        model = build_guided_model(loaded, settings.label, settings.guidance)
-        return SamplingRun(model, with_padding(loaded, settings))
+    def of(loaded: "LoadedModel", settings: SamplingSettings, fused: bool | None = None) -> "SamplingRun":
+        """Build the run of a loaded model with the label of the settings, guidance to it, and the model's padding."""
+        conditional, guidance = loaded.with_label(settings.label).model, settings.guidance
+        model: Any = conditional if guidance else loaded.model
+        if guidance not in (0, 1):
+            if isinstance(conditional, CausalModel):
+                raise ValueError("guidance mixes scores, and an autoregressive model has none; leave it out")
+            model = Guided(conditional, loaded.model, guidance)
+        if loaded.learned_pad is not None and settings.sampler in REVEAL_PADDING_LAST:
+            settings = replace(settings, options={"pad": loaded.learned_pad, **settings.options})
+        return SamplingRun(model, settings, fused)
 
     def describe(self) -> dict[str, Any]:
         """Return the settings as plain data, with the name of the sampler that was chosen."""
         steps = "inf" if self.settings.steps is None else self.settings.steps
         return {**asdict(self.settings), "sampler": self.name, "steps": steps, "draw_precision": PRECISION}
-
-    def expected_calls(self, prompt: Prompt) -> float:
-        """Return the expected number of network calls, summed over rows."""
-        calls = sum(
-            self.sampler.expected_calls(self.model, self.times, count) for count in prompt.blank.sum(-1).tolist()
-        )
-        return networks_per_call(self.model) * calls
 
     def states(self, prompt: Prompt, first: int = 0) -> Iterator[State]:
         """Yield the states of one batch, from noise to data.
@@ -186,19 +131,19 @@ class SamplingRun:
             check_memory(least, what, "choose a smaller batch or length")
         start = time.perf_counter()
         indices = first + torch.arange(len(prompt.given), device=prompt.given.device)
-        model = SamplingModel(self.model, fused=self.fused)
-        model.requires_finite = self.requires_finite
+        stats = self.stats
+        model = SamplingModel(self.model, fused=self.fused, stats=stats)
         for state in self.sampler.trajectory(model, prompt, seed=self.settings.seed, steps=self.times, rows=indices):
             if state.x.device.type == "cpu":  # a GPU is waited for at the end alone
                 model.check_finite()
             yield state
         model.check_finite(state.x[prompt.blank])
-        stats = self.stats
         shown = torch.arange(prompt.given.shape[1], device=prompt.given.device) < prompt.text_lengths[:, None]
         stats.samples, stats.tokens = stats.samples + len(indices), stats.tokens + int((prompt.blank & shown).sum())
-        stats.expected_calls += self.expected_calls(prompt)
-        stats.row_calls, stats.batch_calls = stats.row_calls + model.counts.rows, stats.batch_calls + model.counts.calls
-        stats.clamped += int(model.counts.clamped)
+        stats.clamped, expected = int(stats.clamped), 0.0
+        for blanks in prompt.blank.sum(-1).tolist():
+            expected += self.sampler.expected_calls(self.model, self.times, blanks)
+        stats.expected_calls += len(networks(self.model)) * expected
         stats.seconds += time.perf_counter() - start
 
     def sample(self, prompt: Prompt, batch: int = 64) -> list[GeneratedSequence]:
@@ -210,13 +155,6 @@ class SamplingRun:
             *_, last = self.states(part, first)
             sequences += final_sequences(last, part)
         return sequences
-
-
-def with_padding(loaded: "LoadedModel", settings: SamplingSettings) -> SamplingSettings:
-    """Return settings with the padding of the model, where the sampler has an option for it that is not given."""
-    if loaded.learned_pad is None or settings.sampler not in REVEAL_PADDING_LAST:
-        return settings
-    return replace(settings, options={"pad": loaded.learned_pad, **settings.options})
 
 
 def blank_prompt(loaded: "LoadedModel", count: int, length: int | None) -> Prompt:
@@ -245,17 +183,15 @@ def decode_greedy(loaded: "LoadedModel", context: Ids, length: int) -> Iterator[
         length: Tokens to fill after them.
     """
     given = torch.from_numpy(context).to(loaded.device)
-    if isinstance(loaded.model, CausalModel):
-        return _left_to_right(loaded, given, length)
-    return (_most_probable_first if loaded.process.only_masks else _by_sampler)(loaded, given, length)
-
-
-@torch.no_grad()
-def _left_to_right(loaded: "LoadedModel", x: Tensor, length: int) -> Iterator[tuple[int, int]]:
-    for position in range(length):
-        x = torch.nn.functional.pad(x, (0, 1))  # the model does not read the last token
-        x[-1] = loaded.model.log_next(x[None])[0, -1].argmax()  # type: ignore[operator]
-        yield position, int(x[-1])
+    if loaded.process.only_masks and not isinstance(loaded.model, CausalModel):
+        yield from _most_probable_first(loaded, given, length)
+        return
+    run = SamplingRun(loaded.model, SamplingSettings(top_k=1))
+    for state in run.states(Prompt(torch.nn.functional.pad(given, (0, length), value=-1)[None])):
+        if isinstance(run.sampler, LeftToRight) and state.step:
+            yield state.step - 1, int(state.x[0, len(given) + state.step - 1])
+    if not isinstance(run.sampler, LeftToRight):
+        yield from enumerate(state.x[0, len(given) :].tolist())
 
 
 @torch.no_grad()
@@ -269,10 +205,3 @@ def _most_probable_first(loaded: "LoadedModel", x: Tensor, length: int) -> Itera
         position = masked[best := probability.argmax()]
         x = x.index_fill(0, position, int(token[best]))
         yield int(position) - start, int(token[best])
-
-
-def _by_sampler(loaded: "LoadedModel", x: Tensor, length: int) -> Iterator[tuple[int, int]]:
-    prompt = Prompt(torch.nn.functional.pad(x, (0, length), value=-1)[None])
-    sampling_run = SamplingRun(loaded.model, SamplingSettings(top_k=1))
-    *_, last = sampling_run.states(prompt)
-    yield from enumerate(last.x[0, len(x) :].tolist())

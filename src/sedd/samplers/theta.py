@@ -3,12 +3,14 @@
 from dataclasses import dataclass
 from typing import ClassVar, final
 
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool
 from torch import Tensor
 
 from sedd.parameterization import HasNoise
 from sedd.reverse import analytic_weights, forward_likelihood, normalize_probs
-from sedd.samplers.loop import MIDPOINT, STEP, GridSampler, StepContext
+from sedd.samplers.loop import MIDPOINT, STEP, GridSampler, Rows
+from sedd.samplers.model import PerSample, Sequences
+from sedd.tensors import PerSequence, PerState, Tokens
 
 
 @final
@@ -29,7 +31,6 @@ class Theta(GridSampler):
 
     order: ClassVar[float] = 2.0  # under uniform noise 1, with a fraction of Tweedie's error at as many calls
     assumes: ClassVar[str] = "absorbing noise; conditionals that change by less than a factor of two within a step"
-    calls_per_step: ClassVar[int] = 2
     theta: float = 0.5
     """Where in a step the second stage begins, from 0 (its start) to 1 (its end)."""
 
@@ -37,18 +38,11 @@ class Theta(GridSampler):
         if not 0 < self.theta < 1:
             raise ValueError(f"theta is {self.theta}; it must lie between 0 and 1")
 
-    def midpoint(self, t: Float[Tensor, "*b"], s: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+    def midpoint(self, t: PerSequence, s: PerSequence) -> PerSequence:
         """ρ = t − θ(t − s)."""
         return t - self.theta * (t - s)
 
-    def first_stage(
-        self,
-        model: HasNoise,
-        log_score: Float[Tensor, "*b L n"],
-        x: Int[Tensor, "*b L"],
-        t: Float[Tensor, "*b"],
-        s: Float[Tensor, "*b"],
-    ) -> Float[Tensor, "*b L n"]:
+    def first_stage(self, model: HasNoise, log_score: PerState, x: Tokens, t: PerSequence, s: PerSequence) -> PerState:
         """Return the unnormalised probabilities of the step from t to ρ."""
         sigma_t, sigma_m = model.schedule.sigma(t), model.schedule.sigma(self.midpoint(t, s))
         return analytic_weights(model.process, log_score, x, sigma_t, sigma_m)
@@ -56,12 +50,12 @@ class Theta(GridSampler):
     def second_stage(
         self,
         model: HasNoise,
-        log_score_t: Float[Tensor, "*b L n"],
-        log_score_mid: Float[Tensor, "*b L n"],
-        x_mid: Int[Tensor, "*b L"],
-        t: Float[Tensor, "*b"],
-        s: Float[Tensor, "*b"],
-    ) -> Float[Tensor, "*b L n"]:
+        log_score_t: PerState,
+        log_score_mid: PerState,
+        x_mid: Tokens,
+        t: PerSequence,
+        s: PerSequence,
+    ) -> PerState:
         """Return the weights of the step from ρ to s, α₁·(score at ρ) − α₂·(score at t); entries may be below 0."""
         sigma_t, sigma_m, sigma_s = (model.schedule.sigma(a) for a in (t, self.midpoint(t, s), s))
         alpha = 1 / (2 * self.theta * (1 - self.theta))
@@ -71,29 +65,27 @@ class Theta(GridSampler):
         by_mid = analytic_weights(model.process, log_score_mid, x_mid, sigma_m, sigma_s)
         return alpha * normalize_probs(by_mid) - (alpha - 1) * normalize_probs(by_t)
 
-    def needs_model(
-        self, x: Int[Tensor, "b L"], t: Float[Tensor, " b"], s: Float[Tensor, " b"], context: StepContext
-    ) -> Bool[Tensor, " b"]:
-        """Return the rows with noise."""
-        return (context.free & context.process.is_noisy(x)).any(-1)
+    @property
+    def calls_per_step(self) -> int:
+        """One for each stage."""
+        return 2
 
-    def step(
-        self, x: Int[Tensor, "b L"], t: Float[Tensor, " b"], s: Float[Tensor, " b"], context: StepContext
-    ) -> Int[Tensor, "b L"]:
+    def needs_model(self, rows: Rows, t: PerSample, s: PerSample) -> Bool[Tensor, " b"]:
+        """Return the rows with noise."""
+        return rows.noisy(rows.x).any(-1)
+
+    def step(self, x: Sequences, t: PerSample, s: PerSample, rows: Rows) -> Sequences:
         """Draw the sequences at ρ, then those at s."""
-        model, length, y = context.model, x.shape[-1], x.clone()
-        sigma_t, sigma_m = context.schedule.sigma(t), context.schedule.sigma(self.midpoint(t, s))
-        hidden_t = model.hidden(x, sigma_t, context.valid)
-        u = context.rng(length, context.step, MIDPOINT)
-        for row, column in model.chunks(context.free & context.process.is_noisy(x)):
+        model, middle = rows.model, x.clone()
+        sigma_t, sigma_m = rows.schedule.sigma(t), rows.schedule.sigma(self.midpoint(t, s))
+        hidden_t, u = rows.hidden(x, sigma_t), rows.uniforms(MIDPOINT)
+        for row, column in model.chunks(rows.noisy(x)):
             at = row, column
             log_score = model.log_score_at(hidden_t[at], x[at], sigma_t[row])[:, None]
             weights = self.first_stage(model, log_score, x[at][:, None], t[row], s[row])[:, 0]
-            y[at] = model.draw_weighted(x[at], weights, u[at])
-        middle = y.clone()
-        hidden_m = model.hidden(middle, sigma_m, context.valid)
-        u = context.rng(length, context.step, STEP)
-        for row, column in model.chunks(context.free & context.process.is_noisy(middle)):
+            middle[at] = model.draw_weighted(x[at], weights, u[at])
+        y, hidden_m, u = middle.clone(), rows.hidden(middle, sigma_m), rows.uniforms(STEP)
+        for row, column in model.chunks(rows.noisy(middle)):
             at = row, column
             log_score_t = model.log_score_at(hidden_t[at], x[at], sigma_t[row])[:, None]
             log_score_m = model.log_score_at(hidden_m[at], middle[at], sigma_m[row])[:, None]

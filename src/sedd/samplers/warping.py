@@ -7,8 +7,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from sedd.parameterization import PerRow
 from sedd.process import Process
-from sedd.samplers.model import Wrapper, implied_probs_at, is_denoiser, log_score_at
+from sedd.samplers.model import Hidden, TableAt, TokenAt, Wrapper, implied_probs_at, is_denoiser, log_score_at
 
 COLDEST = 1e-30
 """Lower temperatures give the same distribution, but log p divided by them may exceed float32."""
@@ -39,7 +40,7 @@ class Warping:
         if self.top_k is not None and self.top_k < 1:
             raise ValueError(f"top_k is {self.top_k}; at least 1 token must be left to draw")
 
-    def __call__(self, log_p: Float[Tensor, "k N"]) -> Float[Tensor, "k N"]:
+    def __call__(self, log_p: TableAt) -> TableAt:
         """Return log p^(1/temperature), limited to the top_k likeliest tokens and to the fewest that reach top_p."""
         log_p = (log_p / max(self.temperature, COLDEST)).log_softmax(-1)
         if self.top_k is not None and self.top_k < log_p.shape[-1]:
@@ -55,20 +56,14 @@ class Warping:
         return log_p
 
 
-def rescore(
-    process: Process,
-    log_score: Float[Tensor, "*b L n"],
-    log_mean: Float[Tensor, "*b L N"],
-    x_t: Int[Tensor, "*b L"],
-    sigma: Float[Tensor, "*b"],
-) -> Float[Tensor, "*b L n"]:
+def rescore(process: Process, log_score: TableAt, log_mean: TableAt, x_t: TokenAt, sigma: PerRow) -> TableAt:
     """Return the log-score of the warped denoiser ``log_mean``.
 
     Where only masks are noise it is s_y = S·p_y with the sum S = Σ_y s_y of ``log_score``, which a score model is free
     to choose: masks are revealed at the same rate as before. Under other noise the denoiser determines its score.
     """
     if not process.only_masks:
-        return process.mean_score(log_mean, x_t, sigma)
+        return process.mean_score(log_mean[:, None], x_t[:, None], sigma)[:, 0]
     total = log_score[..., : process.vocab_size].logsumexp(-1, keepdim=True)
     return torch.cat([log_mean + total, log_score[..., process.vocab_size :]], -1)
 
@@ -96,23 +91,19 @@ class Warped(Wrapper):
         """True: its score follows from p(x_0 | x)."""
         return True
 
-    def log_mean_at(
-        self, hidden: Float[Tensor, "k h"], x_t: Int[Tensor, " k"], sigma: Float[Tensor, " k"]
-    ) -> Float[Tensor, "k N"]:
+    def log_mean_at(self, hidden: Hidden, x_t: TokenAt, sigma: PerRow) -> TableAt:
         """Return log p(x_0 | x_t), warped."""
         if is_denoiser(self.model):
             return self.warping(self.model.log_mean_at(hidden, x_t, sigma))
         return self.warping(implied_probs_at(self.model, hidden, x_t, sigma).log())
 
-    def log_score_at(
-        self, hidden: Float[Tensor, "k h"], x_t: Int[Tensor, " k"], sigma: Float[Tensor, " k"]
-    ) -> Float[Tensor, "k n"]:
+    def log_score_at(self, hidden: Hidden, x_t: TokenAt, sigma: PerRow) -> TableAt:
         """Return the log-score that follows from the warped p(x_0 | x_t)."""
         log_score = log_score_at(self.model, hidden, x_t, sigma)
         log_mean = self.log_mean_at(hidden, x_t, sigma)
-        return rescore(self.process, log_score[:, None], log_mean[:, None], x_t[:, None], sigma)[:, 0]
+        return rescore(self.process, log_score, log_mean, x_t, sigma)
 
-    def log_next_at(self, hidden: Float[Tensor, "k h"]) -> Float[Tensor, "k N"]:
+    def log_next_at(self, hidden: Hidden) -> TableAt:
         """Return the log-probabilities of the next token of an autoregressive model, warped."""
         return self.warping(self.model.log_next_at(hidden))
 

@@ -15,8 +15,9 @@ from torch.nn import functional as F  # noqa: N812  (the conventional name)
 from sedd.draws import CounterRNG
 from sedd.loading import LoadedModel
 from sedd.runtime.cuda_graphs import batch_bucket
-from sedd.samplers import Prompt, SamplingModel
-from sedd.samplers.loop import Rows
+from sedd.samplers.loop import Prompt, Rows
+from sedd.samplers.model import SamplingModel, SamplingStats
+from sedd.sampling_settings import SamplingSettings
 from sedd.serve.jobs import Edit, Event, Failed, Finished, Job, Row, Step
 
 GRAIN = 16
@@ -27,17 +28,6 @@ NON_FINITE = Failed("non_finite", "the network's output is not finite; its weigh
 def width_bucket(length: int, longest: int) -> int:
     """Return the width to which a row of ``length`` tokens is padded: one of 16, 32, 48, 64, 96, 128 …"""
     return min(longest, GRAIN * batch_bucket(-(-length // GRAIN)))
-
-
-@dataclass
-class StepCounts:
-    """Work of one advance of a batch."""
-
-    forwards: int = 0
-    rows: int = 0
-    """Rows of these forward passes; with guidance a sequence has two."""
-    skipped: int = 0
-    """Rows that needed no forward pass in their step."""
 
 
 @dataclass(eq=False)
@@ -81,7 +71,10 @@ class SharedBatch:
     least: int = 1
     """Pad forward passes to this many rows and draw each row by itself, so that no shape depends on the other rows."""
     groups: dict[object, Group] = field(default_factory=dict)
-    counts: StepCounts = field(default_factory=StepCounts)
+    stats: SamplingStats = field(default_factory=SamplingStats)
+    """Counts of network calls, and of their rows, in one advance; with guidance a sequence has two."""
+    skipped: int = 0
+    """Rows that needed no forward pass in the last advance."""
 
     @property
     def members(self) -> list[BatchRow]:
@@ -101,28 +94,26 @@ class SharedBatch:
         given = torch.tensor([row.given])
         valid = F.pad(torch.ones_like(given, dtype=torch.bool), padding) if self.padded else None
         rng = CounterRNG(settings.seed, torch.tensor([row.index]))
-        model = SamplingModel(row.run.model)
+        model = SamplingModel(row.run.model, stats=self.stats)
         model.requires_finite = True
         rows = Rows(row.run.sampler, model, Prompt(F.pad(given, padding), valid), row.run.times, rng)
-        key = (
-            (type(row.run.sampler), tuple(sorted(settings.options.items())), settings.temperature, settings.top_p),
-            (settings.top_k, settings.label, settings.guidance),
-            id(member) if self.least > 1 else None,
-        )
+        warping = settings.temperature, settings.top_p, settings.top_k
+        alone = id(member) if self.least > 1 else None
+        key = (row.run.sampler, *warping, settings.label, settings.guidance, alone)
         if key in self.groups:
             self.groups[key].rows.extend(rows)
             self.groups[key].members.append(member)
         else:
-            self.groups[key] = Group(rows, [member], self._labels(row))
+            self.groups[key] = Group(rows, [member], self._labels(settings))
         noise = zip(row.given[row.text], rows.x[0].tolist(), strict=False)
         return [Edit(i, id) for i, (old, id) in enumerate(noise) if old < 0 and id < self.loaded.process.vocab_size]
 
-    def _labels(self, row: Row) -> list[int]:
-        labels, settings = self.loaded.labels, row.run.settings
+    def _labels(self, settings: SamplingSettings) -> list[int]:
+        none = len(self.loaded.labels)
         if settings.label is None or settings.guidance == 0:
-            return [len(labels)]
-        label = labels.index(settings.label)
-        return [label] if settings.guidance == 1 else [len(labels), label]
+            return [none]
+        label = self.loaded.labels.index(settings.label)
+        return [label] if settings.guidance == 1 else [none, label]
 
     def remove(self, gone: list[BatchRow]) -> None:
         """Remove rows."""
@@ -138,7 +129,8 @@ class SharedBatch:
     @torch.no_grad()
     def advance(self) -> list[tuple[BatchRow, Event]]:
         """Make one step of every row and return what happened; the rows that are done are removed."""
-        self.counts, groups = StepCounts(), list(self.groups.values())
+        self.stats.batch_calls = self.stats.row_calls = self.skipped = 0
+        groups = list(self.groups.values())
         self._provide_hidden(groups)
         events = [event for group in groups for event in self._step(group)]
         self.remove([member for member, event in events if not isinstance(event, Step)])
@@ -147,9 +139,9 @@ class SharedBatch:
     def _provide_hidden(self, groups: list[Group]) -> None:
         """Compute the hidden states that the rows of all groups need, by one forward pass."""
         inputs = [group.rows.inputs() for group in groups]
-        length = max(x.shape[1] for _, x, *_ in inputs)
+        length = max(x.shape[1] for _, (x, *_) in inputs)
         tokens, sigmas, masks, labels = [], [], [], []
-        for group, (_, x, sigma, valid) in zip(groups, inputs, strict=True):
+        for group, (_, (x, sigma, valid)) in zip(groups, inputs, strict=True):
             for label in group.labels:
                 tokens.append(F.pad(x, (0, length - x.shape[1])))
                 sigmas.append(sigma)
@@ -160,20 +152,20 @@ class SharedBatch:
         finite = hidden.isfinite().all(-1)
         finite = (finite if mask is None else finite | ~mask).all(-1)
         hidden, at = torch.where(finite[:, None, None], hidden, 0), 0
-        for group, (index, part, *_) in zip(groups, inputs, strict=True):
+        for group, (index, (part, *_)) in zip(groups, inputs, strict=True):
             shape = len(group.labels), len(part)
             some = slice(at, at := at + len(group.labels) * len(part))
             members = group.members if index is None else [group.members[i] for i in index.tolist()]
             for member, is_finite in zip(members, finite[some].view(*shape).all(0).tolist(), strict=True):
                 member.network_calls += len(group.labels)
                 member.failed = None if is_finite else NON_FINITE
-            self.counts.skipped += len(group.members) - len(members)
-            group.rows.model.provide(group.rows.x, index, hidden[some].unflatten(0, shape).movedim(0, 2).flatten(2))
+            self.skipped += len(group.members) - len(members)
+            group.rows.provide(group.rows.x, index, hidden[some].unflatten(0, shape).movedim(0, 2).flatten(2))
 
     def _hidden(self, x: Tensor, sigma: Tensor, valid: Tensor | None, labels: list[int]) -> Tensor:
         if not (count := len(x)):
             return sigma.new_zeros(*x.shape, 1)
-        self.counts.forwards, self.counts.rows = 1, count
+        self.stats.batch_calls, self.stats.row_calls = 1, count
         at = [*range(count), *[0] * (self.least - count)]
         label = torch.tensor(labels, device=x.device)[at]
         model = self.loaded.model.bind(label=label) if self.loaded.labels else self.loaded.model
@@ -182,37 +174,29 @@ class SharedBatch:
 
     def _step(self, group: Group) -> list[tuple[BatchRow, Event]]:
         """Draw the next tokens of a group, and return the events of its rows."""
-        before, model, members = copy.copy(group.rows), group.rows.model, group.members
-        states, known = model.states, ((model.seen == before.x).all(-1) & (not before.sampler.is_causal)).tolist()
-        spent = copy.copy(model.counts)
+        before, members, spent = copy.copy(group.rows), group.members, self.stats.row_calls
         self._advance(group)
-        calls, network_rows = model.counts.calls - spent.calls, model.counts.rows - spent.rows
-        self.counts.forwards, self.counts.rows = self.counts.forwards + calls, self.counts.rows + network_rows
-        x, steps, times, done = group.rows.x, before.at("step"), before.at("t"), group.rows.done >= group.rows.calls
-        is_read = done.any() or any(member.job.streams for member in members)
-        tokens, changed = (x.tolist(), (x != before.x).tolist()) if is_read else ([], [])
+        x, done, network_calls = group.rows.x, group.rows.done >= group.rows.calls, self.stats.row_calls - spent
+        streams = any(member.job.streams for member in members)
+        tokens = x.tolist() if streams or done.any() else []
+        if streams:
+            changed, steps, times = (x != before.x).tolist(), before.step.tolist(), before.now(before.times).tolist()
         events: list[tuple[BatchRow, Event]] = []
         for i, member in enumerate(members):
-            member.calls, member.network_calls = member.calls + 1, member.network_calls + network_rows // len(members)
-            details, count = [], member.job.alternatives
-            if (
-                count is not None
-                and states is not None
-                and known[i]
-                and not (member.failed or before.sampler.is_causal)
-            ):
+            row, job, details = member.row, member.job, list[Edit]()
+            member.calls, member.network_calls = member.calls + 1, member.network_calls + network_calls // len(members)
+            if job.alternatives is not None and not member.failed and not before.sampler.is_causal:
                 try:
-                    details = describe_edits(model, states[i], before.x[i], x[i], before.now("sigma")[i], count)
+                    details = describe_edits(before, i, x[i], job.alternatives)
                 except Exception as error:
                     member.failed = failure_of(error)
             if member.failed:
                 events.append((member, member.failed))
                 continue
-            row = member.row
-            if member.job.streams:
+            if job.streams:
                 edits = details or [Edit(p, tokens[i][p]) for p, is_new in enumerate(changed[i]) if is_new]
-                progress = int(steps[i]), float(times[i]), member.calls, int(before.calls[i])
-                events.append((member, Step(*progress, row.in_text(edits))))
+                total = int(before.calls[i])
+                events.append((member, Step(steps[i], times[i], member.calls, total, row.in_text(edits))))
             if done[i]:
                 ids = tokens[i][row.text]
                 is_text = min(ids) >= 0 and max(ids) < self.loaded.process.vocab_size  # a mask was drawn from NaN
@@ -244,21 +228,20 @@ def failure_of(error: Exception) -> Failed:
     return Failed("internal_error", f"{type(error).__name__}: {error}")
 
 
-def describe_edits(model: SamplingModel, hidden: Tensor, x: Tensor, y: Tensor, sigma: Tensor, count: int) -> list[Edit]:
-    """Return the changed tokens of a row with entropy, log-probability and the most probable tokens.
+def describe_edits(rows: Rows, row: int, y: Tensor, count: int) -> list[Edit]:
+    """Return the tokens that a step has changed with entropy, log-probability and the most probable tokens.
 
     Args:
-        model: The model, guided and warped.
-        hidden: The hidden states of the row at the start of the step.
-        x: Its tokens at the start.
+        rows: The rows at the start of the step.
+        row: The place of the row among them.
         y: Its tokens now.
-        sigma: The noise level at the start.
         count: How many tokens to list.
     """
-    at = (x != y).nonzero().squeeze(-1)
-    if not len(at):
+    x, at = rows.x[row], (rows.x[row] != y).nonzero().squeeze(-1)
+    if not len(at) or rows.states is None or not torch.equal(rows.seen[row], x):
         return []
-    p = model.clean_probs_at(hidden[at], x[at], sigma.expand(len(at))).double()
+    sigma = rows.now(rows.sigmas)[row].expand(len(at))
+    p = rows.model.clean_probs_at(rows.states[row, at], x[at], sigma).double()
     p = p / p.sum(-1, keepdim=True)
     if not p.isfinite().all():
         raise FloatingPointError("probabilities are not finite")

@@ -164,7 +164,7 @@ class Engine:
                 events = [(row, failure_of(error)) for row in before]
                 batch.remove(before)
             tokens += len(before) * batch.width
-            self.metrics.count_step(batch.counts, len(before))
+            self.metrics.count_step(batch.stats.batch_calls, batch.stats.row_calls, batch.skipped, len(before))
             for row, event in events:
                 if isinstance(event, Step):
                     self._report(row, event)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple, final
 
-from sedd.samplers import networks_per_call
+from sedd.samplers.model import networks
 from sedd.samplers.run import SamplingRun
 
 
@@ -80,7 +80,7 @@ class Row:
     @property
     def cost(self) -> int:
         """Tokens that the network reads for it: network calls times length."""
-        return self.total_calls * networks_per_call(self.run.model) * len(self.given)
+        return self.total_calls * len(networks(self.run.model)) * len(self.given)
 
 
 @dataclass(eq=False)

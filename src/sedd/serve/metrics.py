@@ -5,7 +5,6 @@ from typing import final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from sedd.serve.batch import StepCounts
 from sedd.serve.jobs import Failed
 
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
@@ -36,11 +35,11 @@ class Metrics:
         """Add a gauge of what ``function`` returns."""
         Gauge(name, help, registry=self.registry).set_function(function)
 
-    def count_step(self, counts: StepCounts, rows: int) -> None:
+    def count_step(self, forwards: int, forward_rows: int, skipped: int, rows: int) -> None:
         """Count one step of a batch."""
-        self.forwards.inc(counts.forwards)
-        self.forward_rows.inc(counts.rows)
-        self.skipped.inc(counts.skipped)
+        self.forwards.inc(forwards)
+        self.forward_rows.inc(forward_rows)
+        self.skipped.inc(skipped)
         self.occupancy.observe(rows)
 
     def count_end(self, event: object, tokens: int) -> None:
