@@ -38,7 +38,7 @@ class Divergence(ABC):
 
     def __call__(self, log_s: Float[Tensor, "*s"], log_a: Float[Tensor, "*#s"]) -> Float[Tensor, "*s"]:
         """Return D(s, a) elementwise; any a may be 0."""
-        each: Tensor = _Each.apply(self, log_s, log_a)  # type: ignore[no-untyped-call]
+        each: Tensor = _Divergence.apply(self, None, log_s, log_a)  # type: ignore[no-untyped-call]
         return each
 
     def sum_except(
@@ -46,43 +46,34 @@ class Divergence(ABC):
     ) -> PerPosition:
         """Σ_y D(s_y, a_y) over the states y of a position that are not ``excluded``."""
         log_a = None if log_a is None else log_a.clamp_min(_ZERO)
-        total: Tensor = _Sum.apply(self, excluded, log_s, log_a)  # type: ignore[no-untyped-call]
+        total: Tensor = _Divergence.apply(self, excluded, log_s, log_a)  # type: ignore[no-untyped-call]
         return total
 
 
-class _Each(torch.autograd.Function):
+class _Divergence(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, divergence: Divergence, log_s: Tensor, log_a: Tensor) -> Tensor:
-        ctx.divergence = divergence
-        ctx.save_for_backward(log_s, log_a)
-        value = divergence.value(log_s, log_a.clamp_min(_ZERO))
-        return torch.where(log_a > _ZERO, value, divergence.value(log_s, None))
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor, None]:
-        log_s, log_a = ctx.saved_tensors
-        slope = ctx.divergence.slope(log_s, log_a.clamp_min(_ZERO))
-        slope = torch.where(log_a > _ZERO, slope, ctx.divergence.slope(log_s, None))
-        return None, _times(slope, grad), None
-
-
-class _Sum(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, divergence: Divergence, excluded: Tensor, log_s: Tensor, log_a: Tensor | None) -> Tensor:
+    def forward(ctx: Any, divergence: Divergence, excluded: Tensor | None, log_s: Tensor, log_a: Any) -> Tensor:
         ctx.divergence = divergence
         ctx.save_for_backward(excluded, log_s, log_a)
+        if excluded is None:
+            return torch.where(
+                log_a > _ZERO, divergence.value(log_s, log_a.clamp_min(_ZERO)), divergence.value(log_s, None)
+            )
         return divergence.value(log_s, log_a).scatter_(-1, excluded, 0).sum(-1)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[None, None, Tensor, None]:
-        excluded, log_s, log_a = ctx.saved_tensors
-        slope = ctx.divergence.slope(log_s, log_a).scatter_(-1, excluded, 0)
-        return None, None, _times(slope, grad[..., None]), None
-
-
-def _times(slope: Tensor, grad: Tensor) -> Tensor:
-    """Return slope·grad, and 0 where grad is 0 even if the slope is infinite."""
-    return torch.where(grad == 0, 0, slope * grad)
+        (excluded, log_s, log_a), slope = ctx.saved_tensors, ctx.divergence.slope
+        if excluded is None:
+            slope = torch.where(log_a > _ZERO, slope(log_s, log_a.clamp_min(_ZERO)), slope(log_s, None))
+        else:
+            slope, grad = slope(log_s, log_a).scatter_(-1, excluded, 0), grad[..., None]
+        return (
+            None,
+            None,
+            torch.where(grad == 0, 0, slope * grad),
+            None,
+        )  # 0 where grad is, even if the slope is infinite
 
 
 @final

@@ -81,7 +81,8 @@ class ScoreEntropyTerms(Coefficients):
 
     def loss(self, model: Any) -> PerPosition:
         log_score = model(self.x_t, self.sigma)
-        return weighted(self.weight, self.process.score_entropy(log_score, self.x_t, self.x_0, self.sigma))
+        loss = self.process.denoising(divergence.score_entropy, log_score, self.x_t, self.x_0, self.sigma)
+        return weighted(self.weight, loss)
 
     def of_logits(self, model: Any) -> Coefficients | None:
         """For a denoiser of masks, return a cross entropy: score entropy is then −log p(x_0)/(e^σ − 1).  [§7]"""
@@ -103,25 +104,19 @@ class Objective(ABC):
 
     is_bound: ClassVar[bool]
     """Whether the expected loss, summed over positions, is the diffusion term of a bound on −log p(x_0).  [§8]"""
-
     needs: ClassVar[str | None] = None
     """The method that the model must have, such as ``log_mean``; None: log-scores are enough."""
-
     needs_mask: ClassVar[bool] = False
     """Whether it is defined under absorbing noise only."""
-
     has_schedule: ClassVar[bool] = True
     """Whether its noise levels are the schedule's; False: its model must not depend on the noise level."""
-
     allows_padding: ClassVar[bool] = True
     """Whether the loss of a position is the same if others are padding that does not count."""
 
     def __call__(self, model: Any, x_0: Tokens, *, generator: torch.Generator | None = None) -> PerPosition:
-        """Draw times and noise, and return the weighted loss of every position.
+        """Draw times and noise, and return the weighted loss of every position of the clean sequences x_0.
 
         Args:
-            model: The model to be trained.
-            x_0: Clean sequences.
             generator: The source of times and noise; None: one that torch's global generator seeds.
         """
         self.check(model)
@@ -200,7 +195,8 @@ class Integral(Objective, ABC):
     """`schedule.UniformTimes` or, to importance-sample the times, `schedule.ImportanceTimes`."""
 
     def __post_init__(self) -> None:
-        tensors.check_t_min(self.t_min)
+        if not 0 <= self.t_min < 1:
+            raise ValueError(f"t_min is {self.t_min}; it must lie in [0, 1)")
 
     def times(self, u: PerSequence) -> Times:
         return self.time_sampler(u, self.t_min)
@@ -240,7 +236,6 @@ class DenoisingScoreEntropy(Integral):
     is_bound: ClassVar[bool] = True
 
     def coefficients(self, noise: HasNoise, x_t: Tokens, x_0: Tokens, t: PerSequence) -> ScoreEntropyTerms:
-        """σ'·(score entropy against the denoising ratios)."""
         sigma, rate = noise.schedule(t)
         return ScoreEntropyTerms(x_t, x_0, sigma, rate, self.counts(noise, x_t), noise.process)
 
@@ -326,7 +321,6 @@ class RatioMatching(Integral):
     needs: ClassVar[str | None] = "log_conditional"
 
     def loss(self, model: Any, x_t: Tokens, x_0: Tokens, t: PerSequence) -> PerPosition:
-        """−log p(x_i | x_−i) at every position of x_t."""
         return -at_token(model.log_conditional(x_t, model.schedule.sigma(t)), x_t)
 
 
@@ -408,7 +402,6 @@ class TimeDCE(Integral):
     needs_mask: ClassVar[bool] = True
 
     def coefficients(self, noise: HasNoise, x_t: Tokens, x_0: Tokens, t: PerSequence) -> CrossEntropyTerms:
-        """σ'/(e^σ − 1) · −log p_{x_0} at masked positions."""
         sigma, rate = noise.schedule(t)
         return CrossEntropyTerms(x_t, x_0, sigma, rate * torch.exp(-log_odds(sigma)), self.counts(noise, x_t))
 
@@ -424,11 +417,9 @@ class LambdaDCE(Masked):
     is_bound: ClassVar[bool] = True
 
     def sigma(self, noise: HasNoise, t: PerSequence) -> PerSequence:
-        """Return the noise that masks each position with probability λ = t."""
         return -torch.log1p(-t)
 
     def coefficients(self, noise: HasNoise, x_t: Tokens, x_0: Tokens, t: PerSequence) -> CrossEntropyTerms:
-        """1/λ · −log p_{x_0} at masked positions."""
         weight = 1 / t.clamp_min(1e-30)  # λ = 0 masks nothing: avoid 0·∞
         return CrossEntropyTerms(x_t, x_0, self.sigma(noise, t), weight, self.counts(noise, x_t))
 
@@ -446,12 +437,10 @@ class AnyOrder(Masked):
     allows_padding: ClassVar[bool] = False
 
     def corrupt(self, noise: HasNoise, x_0: Tokens, t: PerSequence, generator: torch.Generator) -> Tokens:
-        """Mask k random positions, k = 1 + ⌊tL⌋."""
         order = uniforms(tuple(x_0.shape), generator).argsort(-1).argsort(-1)
         return torch.where(order < self._count(t, x_0)[..., None], noise.process.mask, x_0)
 
     def coefficients(self, noise: HasNoise, x_t: Tokens, x_0: Tokens, t: PerSequence) -> CrossEntropyTerms:
-        """L/k · −log p_{x_0} at masked positions."""
         length, k = x_0.shape[-1], self._count(t, x_0)
         sigma = -torch.log1p(-k / (length + 1))  # the noise at which about k of L are masked; never infinite
         return CrossEntropyTerms(x_t, x_0, sigma, length / k, self.counts(noise, x_t))
@@ -471,7 +460,6 @@ class Autoregressive(Objective):
     has_schedule: ClassVar[bool] = False
 
     def times(self, u: PerSequence) -> Times:
-        """Return uniform times, which are not used."""
         return UniformTimes()(u)
 
     def sigma(self, noise: HasNoise, t: PerSequence) -> PerSequence:
@@ -484,9 +472,7 @@ class Autoregressive(Objective):
         """Return None: every token counts."""
 
     def coefficients(self, noise: HasNoise, x_t: Tokens, x_0: Tokens, t: PerSequence) -> CrossEntropyTerms:
-        """−log p of every token."""
         return CrossEntropyTerms(x_0, x_0, self.sigma(noise, t), torch.ones_like(t), None)
 
     def loss(self, model: Any, x_t: Tokens, x_0: Tokens, t: PerSequence) -> PerPosition:
-        """−log p(x_i | x_1 … x_{i−1})."""
         return -at_token(model.log_next(x_0), x_0)

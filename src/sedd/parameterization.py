@@ -152,10 +152,13 @@ class DiscreteModel(nn.Module, ABC):
         """Return the network's output, in float32 or better."""
         tensors.check_states(x_t, self.process.num_states)
         tensors.check_sigma(sigma)
-        output = upcast(self.run_network(x_t, sigma, valid))
-        if self.is_causal:
-            output = output[..., : self.process.vocab_size]
-        tensors.check_num_outputs(output, self.process.vocab_size if self.is_causal else self.process.num_states)
+        output: Tensor = upcast(self.run_network(x_t, sigma, valid))
+        expected = self.process.vocab_size if self.is_causal else self.process.num_states
+        output = output[..., :expected] if self.is_causal else output
+        if output.shape[-1] != expected:
+            raise ValueError(
+                f"the network's output has {output.shape[-1]} entries per position; this process needs {expected}"
+            )
         return output
 
     @final

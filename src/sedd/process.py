@@ -45,8 +45,7 @@ class Ratio(NamedTuple):
     """The denoising ratios a_y of all y ≠ x_t as logarithms: one value at y = x_0, and those of every other y."""
 
     log_data: Float[Tensor, "*b #L"]
-    log_rest: Float[Tensor, "*b L #n"] | None
-    """None: they are 0."""
+    log_rest: Float[Tensor, "*b L #n"] | None  # None: they are 0
 
 
 @dataclass(frozen=True)
@@ -98,8 +97,7 @@ class Process:
                     f"of the {self.vocab_size} tokens needs one above 0"
                 )
             derived["frequencies"] = tuple(value / total for value in found)
-        for name, value in derived.items():
-            object.__setattr__(self, name, value)
+        self.__dict__.update(derived)  # a frozen dataclass takes no assignment
 
     def is_noisy(self, x_t: Int[Tensor, "*s"]) -> Bool[Tensor, "*s"]:
         """Return where noise may have changed the token: the positions that reverse steps may change."""
@@ -123,13 +121,11 @@ class Process:
         return self._frequencies[x.device][x.clamp_max(self.vocab_size - 1)]
 
     def _log_weight(self, x: Tensor, dtype: torch.dtype) -> Tensor:
-        """log w of the given tokens."""
         if self.frequencies is None:
             return torch.full((), -math.log(self.vocab_size), dtype=dtype, device=x.device)
         return self._weight(x).log().to(dtype)
 
     def _log_pi(self, x: Tensor, dtype: torch.dtype) -> Tensor:
-        """log π of the given states."""
         token = self._log_weight(x, dtype) + _log(1 - self.mask_share)
         return token if not self.has_mask else torch.where(x == self.mask, _log(self.mask_share), token)
 
@@ -140,13 +136,11 @@ class Process:
         return self._log_pi(self._states(x_t.device), dtype) - self._log_pi(x_t, dtype)[..., None]
 
     def _times_pi(self, m: Tensor, y: Tensor) -> Tensor:
-        """m·π_y."""
         token = m / self.vocab_size if self.frequencies is None else m * self._weight(y).to(m.dtype)
         token = token * (1 - self.mask_share)
         return token if not self.has_mask else torch.where(y == self.mask, m * self.mask_share, token)
 
     def _pi(self, y: Tensor) -> Tensor:
-        """π_y."""
         return self._times_pi(torch.ones((), dtype=torch.float64, device=y.device), y)
 
     def _log_r(self, x: Tensor, sigma: Tensor) -> Tensor:
@@ -303,8 +297,7 @@ class Process:
         return torch.logaddexp(self._with_mask(log_p) - sigma, noise)
 
     def _with_mask(self, log_p: Tensor) -> Tensor:
-        """Append the mask, which is none of the clean tokens."""
-        return log_p if not self.has_mask else pad(log_p, (0, 1), value=-math.inf)
+        return log_p if not self.has_mask else pad(log_p, (0, 1), value=-math.inf)  # it is none of the clean tokens
 
     def marginal_score(self, log_p: PerToken, x_t: Tokens, sigma: PerSequence) -> PerState:
         """Return the log of the score s_y = p_σ(y)/p_σ(x_t), where p_σ = Σ_{x_0} P_σ(·, x_0)·p(x_0).  [§5]
@@ -378,7 +371,6 @@ class Process:
 
 
 def _log(p: float) -> float:
-    """log p, −∞ for 0."""
     return math.log(p) if p else -math.inf
 
 

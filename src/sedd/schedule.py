@@ -29,16 +29,13 @@ class Schedule(ABC):
     """Total noise σ(t), its derivative σ'(t), and the inverse t(σ)."""
 
     @abstractmethod
-    def sigma(self, t: PerSequence) -> PerSequence:
-        """Total noise σ(t)."""
+    def sigma(self, t: PerSequence) -> PerSequence: ...
 
     @abstractmethod
-    def rate(self, t: PerSequence) -> PerSequence:
-        """Rate of noise σ'(t)."""
+    def rate(self, t: PerSequence) -> PerSequence: ...
 
     @abstractmethod
-    def _inverse(self, sigma: Tensor) -> Tensor:
-        """Solve σ(t) for t."""
+    def _inverse(self, sigma: Tensor) -> Tensor: ...
 
     def t(self, sigma: PerSequence) -> PerSequence:
         """Return the time at which the total noise is ``sigma``."""
@@ -50,7 +47,7 @@ class Schedule(ABC):
     def __call__(self, t: PerSequence) -> NoiseLevel:
         """Return total noise and rate at time ``t``."""
         tensors.check_times(t)
-        return NoiseLevel(sigma=self.sigma(t), rate=self.rate(t))
+        return NoiseLevel(self.sigma(t), self.rate(t))
 
 
 def corruption_probability(sigma: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
@@ -84,11 +81,9 @@ class LogLinear(Schedule):
         _check_eps(self.eps)
 
     def sigma(self, t: PerSequence) -> PerSequence:
-        """σ = −log(1 − (1 − ε)t)."""
         return _sigma((1 - self.eps) * t, self._unchanged(t))
 
     def rate(self, t: PerSequence) -> PerSequence:
-        """σ' = (1 − ε) / (1 − (1 − ε)t)."""
         return (1 - self.eps) / self._unchanged(t)
 
     def _inverse(self, sigma: Tensor) -> Tensor:
@@ -116,11 +111,9 @@ class Geometric(Schedule):
             raise ValueError(f"lo is {self.lo} and hi is {self.hi}; they must satisfy 0 < lo < hi")
 
     def sigma(self, t: PerSequence) -> PerSequence:
-        """σ = lo^(1−t) · hi^t."""
         return torch.exp((1 - t) * math.log(self.lo) + t * math.log(self.hi))
 
     def rate(self, t: PerSequence) -> PerSequence:
-        """σ' = σ · log(hi/lo)."""
         return self.sigma(t) * math.log(self.hi / self.lo)
 
     def _inverse(self, sigma: Tensor) -> Tensor:
@@ -143,7 +136,6 @@ class Cosine(Schedule):
         return _sigma((1 - self.eps) * 2 * torch.sin(math.pi / 4 * t) ** 2, self._unchanged(t))
 
     def rate(self, t: PerSequence) -> PerSequence:
-        """σ' = (1 − ε)·(π/2)·sin(πt/2) / e^−σ."""
         return (1 - self.eps) * (math.pi / 2) * torch.sin(math.pi / 2 * t) / self._unchanged(t)
 
     def _inverse(self, sigma: Tensor) -> Tensor:
@@ -170,11 +162,9 @@ class Polynomial(Schedule):
             raise ValueError(f"power is {self.power}; it must be 1 or more, or the rate at t = 0 is infinite")
 
     def sigma(self, t: PerSequence) -> PerSequence:
-        """σ = −log(1 − (1 − ε)·t^power)."""
         return _sigma((1 - self.eps) * t**self.power, self._unchanged(t))
 
     def rate(self, t: PerSequence) -> PerSequence:
-        """σ' = (1 − ε)·power·t^(power−1) / e^−σ."""
         return (1 - self.eps) * self.power * t ** (self.power - 1) / self._unchanged(t)
 
     def _inverse(self, sigma: Tensor) -> Tensor:
@@ -225,7 +215,6 @@ class LowNoiseTimes:
     """
 
     def __call__(self, u: PerSequence, t_min: float = 0.0) -> Times:
-        """t = u², moved to [t_min, 1]."""
         return Times(t=t_min + (1 - t_min) * u**2, weight=(1 - t_min) * 2 * u)
 
 
@@ -260,7 +249,6 @@ class ImportanceTimes:
         return cls(root.clamp_min(root.mean() / 10) if mean > 0 else torch.ones_like(root))
 
     def __call__(self, u: PerSequence, t_min: float = 0.0) -> Times:
-        """Map u to t by inversion: the part first, then uniformly inside it."""
         masses = self.masses.to(u)
         ends = masses.cumsum(0)
         part = torch.searchsorted(ends, u.clamp_max(1 - 1e-12) * ends[-1], right=True).clamp_max(len(masses) - 1)

@@ -65,18 +65,6 @@ def check_states(x: Int[Tensor, "*s"], num_states: int) -> None:
     check_range(x, 0, num_states - 1, f"x holds state {{}}; states must lie in 0..{num_states - 1}")
 
 
-def check_num_outputs(output: Float[Tensor, "*s n"], expected: int) -> None:
-    if output.shape[-1] != expected:
-        raise ValueError(
-            f"the network's output has {output.shape[-1]} entries per position; this process needs {expected}"
-        )
-
-
 def check_vocab_size(vocab_size: int) -> None:
     if not isinstance(vocab_size, int) or vocab_size < 2:
         raise ValueError(f"vocab_size is {vocab_size}; a process needs a whole number of at least 2 tokens")
-
-
-def check_t_min(value: float) -> None:
-    if not 0 <= value < 1:
-        raise ValueError(f"t_min is {value}; it must lie in [0, 1)")

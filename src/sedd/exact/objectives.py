@@ -15,7 +15,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from sedd import tensors
 from sedd.divergence import Divergence, score_entropy, square
 from sedd.exact.distribution import Distribution, Score, all_sequences, expect, index_of, pairs, transition_matrix
 from sedd.likelihood.estimators import BoundTerms
@@ -215,7 +214,6 @@ def bound(
         t_min: The time at which the diffusion term begins; the reconstruction term is that of the noise there.
         nodes: Nodes of the quadrature over time.
     """
-    tensors.check_t_min(t_min)
     ends = schedule.sigma(torch.tensor([t_min, 1.0], dtype=torch.float64))
 
     def integrand(u: Tensor) -> Tensor:

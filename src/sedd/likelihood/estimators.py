@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from sedd.divergence import score_entropy
 from sedd.draws import CounterRNG
 from sedd.objectives import AnyOrder, weighted
 from sedd.parameterization import CausalModel
@@ -141,7 +142,7 @@ class BoundEstimator(Estimator):
     def _diffusion(self, model: Any, x_0: Tensor, x_t: Tensor, t: Tensor) -> Tensor:
         """σ'·(score entropy) at every position."""
         sigma, rate = self.schedule(t)
-        return weighted(rate, self.process.score_entropy(model(x_t, sigma), x_t, x_0, sigma))
+        return weighted(rate, self.process.denoising(score_entropy, model(x_t, sigma), x_t, x_0, sigma))
 
     def nats(self, model: Any, x_0: Int[Tensor, "b L"], *inputs: Tensor) -> BoundTerms:
         """Return the terms from one noisy copy of each sequence."""
