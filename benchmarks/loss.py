@@ -24,8 +24,9 @@ from torch import Tensor, nn
 from sedd.nn.layers import Linear
 from sedd.ops.block_ops import PackedTokens, gather
 from sedd.ops.fused_loss import fused_loss
+from sedd.registry import PARAMETERIZATIONS
 from sedd.tensors import compute_dtype, upcast
-from sedd.training.config import OBJECTIVES, PARAMETERIZATIONS, PROCESSES, SCHEDULES
+from sedd.training.config import OBJECTIVES, PROCESSES, SCHEDULES
 
 LOSS_FLOPS = "6 · positions in the loss · width · vocabulary"
 

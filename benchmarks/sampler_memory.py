@@ -20,7 +20,8 @@ import torch
 
 from sedd import samplers, sampling_settings
 from sedd.nn import transformer
-from sedd.training.config import PARAMETERIZATIONS, PROCESSES
+from sedd.registry import PARAMETERIZATIONS
+from sedd.training.config import PROCESSES
 
 VOCABULARY, LENGTH, BATCH = 50_257, 1024, 16
 FULL_TENSOR = BATCH * LENGTH * (VOCABULARY + 1) * 4

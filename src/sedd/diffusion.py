@@ -21,26 +21,12 @@ from sedd import likelihood, tensors
 from sedd.likelihood import LikelihoodEstimate
 from sedd.nn.adapter import AdaptedNetwork, adapt
 from sedd.objectives import Autoregressive, DenoisingScoreEntropy, LambdaDCE, Objective
-from sedd.parameterization import (
-    CausalModel,
-    ConditionalModel,
-    DiscreteModel,
-    MeanModel,
-    ScoreModel,
-    SignedScoreModel,
-)
+from sedd.parameterization import CausalModel, DiscreteModel, MeanModel
 from sedd.process import Process
+from sedd.registry import PARAMETERIZATIONS
 from sedd.samplers import Guided, Prompt, Sampler, State, Steps, Warped, build_sampler
 from sedd.schedule import LogLinear, Schedule
 from sedd.schema import MAX_SAMPLES, check_count, check_seed
-
-PARAMETERIZATIONS: dict[str, type[DiscreteModel]] = {
-    "score": ScoreModel,
-    "signed-score": SignedScoreModel,
-    "mean": MeanModel,
-    "conditional": ConditionalModel,
-    "causal": CausalModel,
-}
 
 
 @final
@@ -55,8 +41,8 @@ class Diffusion(nn.Module):
         schedule: The noise schedule.
         objective: The training objective; None: λ-DCE for a denoiser of masks, else score entropy.
         length: Tokens of a sample.
-        parameterization: What the outputs mean, a key of `PARAMETERIZATIONS`; None: a denoiser (``mean``) under
-            absorbing noise, else a score.
+        parameterization: What the outputs mean: score, signed-score, mean, conditional or causal; None: a denoiser
+            (``mean``) under absorbing noise, else a score.
     """
 
     def __init__(
@@ -73,9 +59,7 @@ class Diffusion(nn.Module):
         _check_type("process", process, Process, "Absorbing(26) for 26 tokens")
         _check_type("schedule", schedule, Schedule, "LogLinear()")
         name = parameterization or ("mean" if process.only_masks else "score")
-        if name not in PARAMETERIZATIONS:
-            raise ValueError(f"parameterization is {name!r}; choose one of {', '.join(PARAMETERIZATIONS)}")
-        self._set(PARAMETERIZATIONS[name](adapt(network), process, schedule), objective, length)
+        self._set(PARAMETERIZATIONS.build(name, adapt(network), process, schedule), objective, length)
 
     @classmethod
     def of(cls, model: DiscreteModel, objective: Objective | None = None, length: int | None = None) -> "Diffusion":

@@ -87,3 +87,13 @@ TOKENIZERS = Registry(
     },
     "sedd.tokenizers",
 )
+PARAMETERIZATIONS = Registry(
+    "parameterization",
+    {
+        "score": "sedd.parameterization:ScoreModel",
+        "signed-score": "sedd.parameterization:SignedScoreModel",
+        "mean": "sedd.parameterization:MeanModel",
+        "conditional": "sedd.parameterization:ConditionalModel",
+        "causal": "sedd.parameterization:CausalModel",
+    },
+)

@@ -21,9 +21,10 @@ from sedd.ops.categorical import HeadLogits, sample_categorical
 from sedd.ops.categorical_triton import sample_categorical_triton
 from sedd.parameterization import MeanModel, ScoreModel
 from sedd.process import Absorbing
+from sedd.registry import PARAMETERIZATIONS
 from sedd.runtime.cuda_graphs import GraphedBackbone
 from sedd.samplers import Prompt, SamplingModel
-from sedd.training.config import PARAMETERIZATIONS, PROCESSES
+from sedd.training.config import PROCESSES
 
 pytestmark = pytest.mark.gpu
 FUSED = [

@@ -8,6 +8,7 @@ import torch
 from sedd import exact, objectives, parameterization
 from sedd.exact.objectives import ExplicitScoreEntropy
 from sedd.process import Absorbing, Frequency, Hybrid, Process, Uniform
+from sedd.registry import PARAMETERIZATIONS
 from sedd.schedule import (
     Cosine,
     Geometric,
@@ -16,7 +17,7 @@ from sedd.schedule import (
     Polynomial,
     Schedule,
 )
-from sedd.training.config import OBJECTIVES, PARAMETERIZATIONS, PROCESSES, SCHEDULES, NoiseConfig
+from sedd.training.config import OBJECTIVES, PROCESSES, SCHEDULES, NoiseConfig
 
 SIGMA = torch.tensor([0.5])
 X = torch.tensor([[0, 1]])

@@ -10,16 +10,9 @@ from sedd.evaluation.audit_losses import build_audited_process
 from sedd.ops.fused_loss import fused_loss
 from sedd.parameterization import CausalModel, MeanModel
 from sedd.process import Absorbing, Frequency, Hybrid, Uniform
+from sedd.registry import PARAMETERIZATIONS
 from sedd.schedule import ImportanceTimes
-from sedd.training.config import (
-    OBJECTIVES,
-    PARAMETERIZATIONS,
-    PROCESSES,
-    SCHEDULES,
-    ModelConfig,
-    RunConfig,
-    TrainConfig,
-)
+from sedd.training.config import OBJECTIVES, PROCESSES, SCHEDULES, ModelConfig, RunConfig, TrainConfig
 from sedd.training.setup import build_model, build_network, build_setup
 
 P_DATA = exact.Distribution.random(4, 3, torch.Generator().manual_seed(0))

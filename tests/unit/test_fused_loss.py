@@ -43,8 +43,9 @@ from sedd.parameterization import (
     ScoreModel,
 )
 from sedd.process import Absorbing, Process, Uniform
+from sedd.registry import PARAMETERIZATIONS
 from sedd.schedule import Geometric, LogLinear, Schedule
-from sedd.training.config import NOT_FOR_TRAINING, OBJECTIVES, PARAMETERIZATIONS, PROCESSES
+from sedd.training.config import NOT_FOR_TRAINING, OBJECTIVES, PROCESSES
 
 N, B, L = 13, 5, 7
 NOISE = LogLinear()

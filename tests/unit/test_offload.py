@@ -8,9 +8,10 @@ import torch
 from sedd import loading, samplers
 from sedd.loading import LoadedModel, prepare_for_inference
 from sedd.nn.transformer import Modern
+from sedd.registry import PARAMETERIZATIONS
 from sedd.runtime.offload import OffloadedNetwork
 from sedd.samplers import empty
-from sedd.training.config import PARAMETERIZATIONS, PROCESSES, SCHEDULES
+from sedd.training.config import PROCESSES, SCHEDULES
 
 KINDS = [("absorbing", "score"), ("absorbing", "mean"), ("uniform", "score"), ("absorbing", "causal")]
 

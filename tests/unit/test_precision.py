@@ -18,10 +18,11 @@ from sedd.loading import LoadedModel
 from sedd.nn.transformer import Modern
 from sedd.parameterization import ScoreModel
 from sedd.process import Absorbing
+from sedd.registry import PARAMETERIZATIONS
 from sedd.runtime.distributed import Ranks
 from sedd.schedule import LogLinear
 from sedd.tokenizer import build_tokenizer
-from sedd.training.config import PARAMETERIZATIONS, RunConfig
+from sedd.training.config import RunConfig
 from sedd.training.datasets import open_datasets, prepare_data
 from sedd.training.setup import build_model, build_setup
 from sedd.training.trainer import Trainer

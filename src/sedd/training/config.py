@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Annotated, Any, get_type_hints
 
-from sedd.registry import Registry
+from sedd.registry import PARAMETERIZATIONS, Registry
 from sedd.schema import MAX_COUNT, MAX_SAMPLES, check_choice, check_seed, from_dict
 
 SCHEDULES = Registry(
@@ -50,16 +50,6 @@ OBJECTIVES = Registry(
     },
     "sedd.objectives",
     "sedd.objectives:Objective",
-)
-PARAMETERIZATIONS = Registry(
-    "parameterization",
-    {
-        "score": "sedd.parameterization:ScoreModel",
-        "signed-score": "sedd.parameterization:SignedScoreModel",
-        "mean": "sedd.parameterization:MeanModel",
-        "conditional": "sedd.parameterization:ConditionalModel",
-        "causal": "sedd.parameterization:CausalModel",
-    },
 )
 REQUIRED_PARAMETERIZATION = {
     "ratio-matching": "conditional",

@@ -12,11 +12,12 @@ from sedd.nn.adapter import AdaptedNetwork, adapt
 from sedd.nn.transformer import Modern, Reference
 from sedd.objectives import Objective
 from sedd.process import Process
+from sedd.registry import PARAMETERIZATIONS
 from sedd.runtime.cuda_graphs import GraphedBackbone
 from sedd.schedule import LowNoiseTimes, Schedule, TimeSampler, bell_times
 from sedd.schema import check_memory
 from sedd.training import networks
-from sedd.training.config import OBJECTIVES, PARAMETERIZATIONS, PROCESSES, SCHEDULES, RunConfig
+from sedd.training.config import OBJECTIVES, PROCESSES, SCHEDULES, RunConfig
 
 ARCHITECTURES: dict[str, Callable[..., nn.Module]] = {"modern": Modern, "reference": Reference}
 """The networks of the options `model.architecture`."""
