@@ -46,19 +46,17 @@ class AdaptedNetwork(nn.Module):
         self._sigma = next((name for name in ("sigma", *second) if name in rest), None)
         self.depends_on_sigma = self._sigma is not None
         if others := [name for name in rest if self._is_required[name] and name not in (self._sigma, "valid", "label")]:
-            raise ValueError(
-                f"forward of {self.name} needs {', '.join(others)}, and sedd passes the tokens, sigma, valid and label "
-                "alone; give every other argument a default"
+            needed = (
+                f"forward of {self.name} needs {', '.join(others)}, and sedd passes x, sigma, valid and label alone"
             )
+            raise ValueError(f"{needed}; give every other argument a default")
 
     def require(self, name: str) -> None:
         """Raise ValueError if ``forward`` has no argument of this name: ``valid`` for padding, ``label`` for labels."""
         if name not in self._is_required:
             given = {"valid": "padding to leave out", "label": "labels"}[name]
-            raise ValueError(
-                f"the data has {given}, and forward of {self.name} has no argument {name}; add it, as in "
-                f"forward(self, x, sigma, {name}=None), or choose data without"
-            )
+            missing = f"the data has {given}, and forward of {self.name} has no argument {name}"
+            raise ValueError(f"{missing}; add it, as in forward(self, x, sigma, {name}=None), or choose data without")
 
     def forward(self, x: Tokens, sigma: PerSequence, valid: Valid = None, *, label: Labels = None) -> PerState:
         """Return the logits of every position.
@@ -87,21 +85,16 @@ class AdaptedNetwork(nn.Module):
         try:
             output = self.module(x, **passed)
         except IndexError as error:
-            raise ValueError(
-                f"{self.name} raised {error!r} on token ids up to {int(x.max())}; give its embedding a row for every "
-                "state of the process, the mask included"
-            ) from error
+            raised = f"{self.name} raised {error!r} on token ids up to {int(x.max())}"
+            raise ValueError(f"{raised}; its embedding needs a row for every state, the mask included") from error
         logits = getattr(output, "logits", output)
         if not isinstance(logits, Tensor):
             returned = "None" if output is None else f"a {type(output).__name__}"
-            raise ValueError(
-                f"{self.name} returned {returned}; its forward must return a tensor of logits, or an object that has "
-                "them as .logits"
-            )
+            raise ValueError(f"{self.name} returned {returned}; return logits, or an object that has them as .logits")
         if logits.ndim != 3 or logits.shape[:2] != x.shape:
+            returned = f"{self.name} returned shape {tuple(logits.shape)} for tokens of shape {tuple(x.shape)}"
             raise ValueError(
-                f"{self.name} returned shape {tuple(logits.shape)} for tokens of shape {tuple(x.shape)}; it must "
-                f"return ({x.shape[0]}, {x.shape[1]}, outputs): a row of logits for each token"
+                f"{returned}; return a row of logits for each token, ({x.shape[0]}, {x.shape[1]}, outputs)"
             )
         return logits
 

@@ -96,6 +96,7 @@ class NgramEmbedding(Layer):
         self.states, self.longest = states, longest
         self.sides = (-1,) if causal else (-1, 1)
         rows = [min((states + 1) ** n, self.MAX_ROWS) for n in range(1, longest + 1)]
+        self.whole = sum((states + 1) ** n <= self.MAX_ROWS for n in range(1, longest + 1))  # lengths not hashed
         self.tables = nn.ParameterList(nn.Parameter(torch.empty(r, width)) for r in rows for _ in self.sides)
 
     def keys(self, x: Int[Tensor, "b L"], valid: Bool[Tensor, "b L"] | None) -> list[Int[Tensor, "b L"]]:
@@ -108,8 +109,7 @@ class NgramEmbedding(Layer):
                 start = self.longest + side * n
                 key[i] = key[i] * (self.states + 1) + padded[:, start : start + length]
                 # hashed: the upper 16 bits of a product with an odd number near 2^64/φ, which wraps around
-                is_whole = (self.states + 1) ** n <= self.MAX_ROWS
-                found.append(key[i] if is_whole else (key[i] * -0x61C8864680B583EB >> 48) & 0xFFFF)
+                found.append(key[i] if n <= self.whole else (key[i] * -0x61C8864680B583EB >> 48) & 0xFFFF)
         return found
 
     def lookups(
@@ -121,12 +121,11 @@ class NgramEmbedding(Layer):
         positions than rows.
         """
         lookups = [Lookup(key, table) for key, table in zip(self.keys(x, valid), self.tables, strict=True)]
-        count = sum((self.states + 1) ** n <= self.MAX_ROWS for n in range(1, self.longest + 1))  # not hashed
+        count, sides = self.whole, len(self.sides)
         if joined is None:
             joined = x.is_cuda and count > 0 and x.numel() >= (self.states + 1) ** count
         if not joined or count < 2:
             return lookups
-        sides = len(self.sides)
         longest = lookups[sides * (count - 1) : sides * count]
         tables = (join_tables(list(self.tables)[i : sides * count : sides]) for i in range(sides))
         return [Lookup(own.keys, table) for own, table in zip(longest, tables, strict=True)] + lookups[sides * count :]

@@ -1,7 +1,4 @@
-"""Categorical sampling from the output of a head, one draw per row, from weights that are affine in the scores.
-
-`categorical_triton` is the kernel for CUDA: it reads the logits and writes nothing of their size.
-"""
+"""Categorical sampling from the output of a head, one draw per row, from weights that are affine in the scores."""
 
 from typing import NamedTuple
 

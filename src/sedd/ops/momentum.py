@@ -1,7 +1,4 @@
-"""The elementwise halves of a Muon step: Nesterov momentum, and the update of the weights.
-
-`momentum_triton` is the kernel for CUDA: it reads and writes every tensor once.
-"""
+"""The elementwise halves of a Muon step: Nesterov momentum, and the update of the weights."""
 
 import torch
 from torch import Tensor

@@ -17,12 +17,13 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeGuard, final
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F  # noqa: N812  (the conventional name)
 
 from sedd.parameterization import Backbone
+from sedd.tensors import PerSequence, Tokens
 
 OptionalTensors = tuple[Tensor | None, ...]
 MAX_GRAPHS = 4  # captures of a `GraphedFunction`; each holds the memory of a whole forward and backward pass
@@ -190,11 +191,7 @@ class GraphedBackbone:
 
     @torch.no_grad()
     def hidden(
-        self,
-        x: Int[Tensor, "b L"],
-        sigma: Float[Tensor, " b"],
-        valid: Bool[Tensor, "b L"] | None = None,
-        label: Int[Tensor, " b"] | None = None,
+        self, x: Tokens, sigma: PerSequence, valid: Tensor | None = None, label: Tensor | None = None
     ) -> Float[Tensor, "b L h"]:
         """Return the hidden states that the head reads."""
         inputs = x, sigma, valid, label
