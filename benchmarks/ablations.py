@@ -39,7 +39,7 @@ from measure import free_memory
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  (the conventional name)
 
-from sedd.nn.transformer import AttentionContext, ModernBlock, Transformer, TransformerShape
+from sedd.nn.transformer import AttentionContext, ModernBlock, Transformer
 from sedd.ops import block_ops
 from sedd.ops.block_ops import PackedTokens, ResidualBranch, Rotation, gather
 from sedd.runtime import distributed
@@ -167,8 +167,8 @@ class ShiftedSum(nn.Module):
 class VariantBlock(ModernBlock):  # type: ignore[misc]  # final for users of the package
     """A block that also reads the embeddings x0 and the stream of an earlier block."""
 
-    def __init__(self, shape: TransformerShape) -> None:
-        super().__init__(shape)
+    def __init__(self, width: int, heads: int, *rest: Any) -> None:
+        super().__init__(width, heads, *rest)
         features = Variant.features
         self.x0: Tensor | None = None
         self.skip: Tensor | None = None
@@ -176,11 +176,11 @@ class VariantBlock(ModernBlock):  # type: ignore[misc]  # final for users of the
         self.adds_skips = bool(features.get("unet"))
         self.gains = nn.Parameter(torch.tensor([1.0, 0.0])) if features.get("x0") else None
         self.skip_gain = nn.Parameter(torch.tensor(0.2)) if features.get("unet") else None
-        self.value_gain = nn.Parameter(torch.zeros(shape.width)) if features.get("value_embeddings") else None
-        self.conv = ShiftedSum(shape.width) if features.get("conv") == "all" else None
-        self.gate_embed = nn.Parameter(torch.zeros(shape.heads, shape.width)) if features.get("gate") else None
+        self.value_gain = nn.Parameter(torch.zeros(width)) if features.get("value_embeddings") else None
+        self.conv = ShiftedSum(width) if features.get("conv") == "all" else None
+        self.gate_embed = nn.Parameter(torch.zeros(heads, width)) if features.get("gate") else None
         if features.get("random_branches"):
-            self.out.bound, self.down.bound = shape.width**-0.5, (4 * shape.width) ** -0.5
+            self.out.bound, self.down.bound = width**-0.5, (4 * width) ** -0.5
 
     def forward(  # type: ignore[override]
         self,

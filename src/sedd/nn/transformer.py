@@ -50,16 +50,6 @@ Labels = Int[Tensor, "*b"] | None
 Packed = PackedTokens | None
 
 
-class TransformerShape(NamedTuple):
-    """The sizes that all blocks of a network have in common."""
-
-    width: int
-    heads: int
-    cond_dim: int | None  # width of the noise-level embedding; None for a network without noise conditioning
-    dropout: float
-    zero_branches: bool  # whether the last matrix of every residual branch is initialised to 0
-
-
 class AttentionContext(NamedTuple):
     """The inputs of attention besides queries, keys and values, the same for all blocks."""
 
@@ -122,9 +112,9 @@ class Block(nn.Module, ABC):
 
     use_fp8 = False  # whether matrix products run in float8 where that is faster; see `ops.fp8`
 
-    def __init__(self, shape: TransformerShape) -> None:
+    def __init__(self, heads: int, dropout: float) -> None:
         super().__init__()
-        self.heads, self.dropout = shape.heads, shape.dropout
+        self.heads, self.dropout = heads, dropout
 
     @abstractmethod
     def block_weights(self) -> BlockWeights: ...
@@ -169,9 +159,8 @@ class ReferenceBlock(Block):
 
     mlp: Mapping[str, Linear]
 
-    def __init__(self, shape: TransformerShape) -> None:
-        super().__init__(shape)
-        width, cond_dim = shape.width, shape.cond_dim
+    def __init__(self, width: int, heads: int, cond_dim: int | None, dropout: float, zero_branches: bool) -> None:
+        super().__init__(heads, dropout)
         self.norm1 = NormWeights(width, bias=cond_dim is None)
         self.attn_qkv = Linear(width, 3 * width, bias=False)
         self.attn_out = Linear(width, width, bias=False)
@@ -197,14 +186,13 @@ class ModernBlock(Block):
     "Primer: Searching for Efficient Transformers for Language Modeling", arXiv 2109.08668 (squared ReLU).
     """
 
-    def __init__(self, shape: TransformerShape) -> None:
-        super().__init__(shape)
-        width, cond_dim = shape.width, shape.cond_dim
+    def __init__(self, width: int, heads: int, cond_dim: int | None, dropout: float, zero_branches: bool) -> None:
+        super().__init__(heads, dropout)
         self.qkv = Linear(width, 3 * width, bias=False)
-        self.out = Linear(width, width, bias=False, zero=shape.zero_branches)
-        self.q_norm, self.k_norm = (NormWeights(width // shape.heads, bias=False) for _ in "qk")
+        self.out = Linear(width, width, bias=False, zero=zero_branches)
+        self.q_norm, self.k_norm = (NormWeights(width // heads, bias=False) for _ in "qk")
         self.up = Linear(width, 4 * width, bias=False)
-        self.down = Linear(4 * width, width, bias=False, zero=shape.zero_branches)
+        self.down = Linear(4 * width, width, bias=False, zero=zero_branches)
         self.modulation = None if cond_dim is None else Float32Linear(cond_dim, 6 * width, bias=False, zero=True)
 
     def block_weights(self) -> BlockWeights:
@@ -216,9 +204,8 @@ class ModernBlock(Block):
 class FinalLayer(nn.Module):
     """Norm → modulate → head: LayerNorm and a head with a bias if ``reference``, else RMSNorm and no bias."""
 
-    def __init__(self, shape: TransformerShape, outputs: int, reference: bool) -> None:
+    def __init__(self, width: int, outputs: int, cond_dim: int | None, reference: bool) -> None:
         super().__init__()
-        width, cond_dim = shape.width, shape.cond_dim
         self.norm_final = NormWeights(width, bias=cond_dim is None) if reference else None
         self.linear = Linear(width, outputs, bias=reference, zero=True)
         adaln = None if cond_dim is None else Float32Linear(cond_dim, 2 * width, bias=reference, zero=True)
@@ -256,7 +243,7 @@ class Transformer(nn.Module, ABC):
         generator: Source of the initial weights; torch's global one if None.
     """
 
-    block_class: ClassVar[type[Block]]
+    block_class: ClassVar[type[ReferenceBlock | ModernBlock]]
     is_reference: ClassVar[bool]
 
     activation_checkpointing: ActivationCheckpointing  # how a block is called
@@ -296,8 +283,8 @@ class Transformer(nn.Module, ABC):
             raise ValueError(f"dropout is {dropout}; it must lie in [0, 1)")
         if hollow and (causal or ngrams):
             raise ValueError("a hollow network is neither causal nor has n-gram embeddings: neighbours' contain x_i")
-        zero_branches = embedding_norm and not time_conditioning
-        shape = TransformerShape(width, heads, cond_dim if time_conditioning else None, dropout, zero_branches)
+        condition = cond_dim if time_conditioning else None
+        block = width, heads, condition, dropout, embedding_norm and not time_conditioning
         self.states, self.causal, self.hollow, self.labels = states, causal, hollow, labels
         self.depends_on_sigma, self.embedding_norm, self.head_dim = time_conditioning, embedding_norm, width // heads
         self.activation_checkpointing, self.compiled = activation_checkpointing.none, False
@@ -309,8 +296,8 @@ class Transformer(nn.Module, ABC):
         self.sigma_map = NoiseEmbedding(cond_dim) if time_conditioning else None
         self.position_embedding = None if self.is_reference else PositionEmbedding(width)
         self.rotary_emb = RotaryEmbedding(width // heads)
-        self.blocks = nn.ModuleList(self.block_class(shape) for _ in range(depth))
-        self.output_layer = FinalLayer(shape, outputs, self.is_reference)
+        self.blocks = nn.ModuleList(self.block_class(*block) for _ in range(depth))
+        self.output_layer = FinalLayer(width, outputs, condition, self.is_reference)
         if not self.head.weight.is_meta:  # which has no memory to initialise
             self.reset_parameters(generator)
 
