@@ -223,17 +223,11 @@ class FinalLayer(nn.Module):
 
 
 class Transformer(nn.Module, ABC):
-    """A transformer over the states of a token, with or without noise conditioning.
+    """A transformer over the ``states`` of a token, with ``outputs`` entries of the head, as many if None.
 
     Args:
-        states: Rows of the token embedding.
-        outputs: Outputs of the head; as many as states if None.
-        width: Width of the residual stream.
-        depth: Number of blocks.
-        heads: Number of attention heads.
-        cond_dim: Width of the noise-level embedding.
         dropout: Dropout probability of the residual branches.
-        time_conditioning: Whether the network depends on σ.
+        time_conditioning: Whether the network depends on σ, by an embedding of width ``cond_dim``.
         causal: Whether the output at i depends on x up to i alone.
         hollow: Whether the output at i depends on all of x but x_i; see `hollow_mask`. It takes three times the work.
         ngrams: Length of the longest n-grams whose embeddings are added; see `layers.NgramEmbedding`. 0: none.

@@ -104,6 +104,9 @@ def environment() -> dict[str, str]:
     """Return versions, commit and hardware."""
     import torch
 
+    info = Path("/proc/cpuinfo")
+    found = re.search(r"^model name\s*: (.+)", info.read_text(), re.MULTILINE) if info.exists() else None
+    processor = found[1].strip() if found else platform.processor() or platform.machine()
     accelerators = map(torch.cuda.get_device_name, range(torch.cuda.device_count()))
     return {
         "sedd": __version__,
@@ -112,15 +115,9 @@ def environment() -> dict[str, str]:
         "torch": torch.__version__,
         "numpy": np.__version__,
         "system": f"{platform.system()} {platform.release()} on {platform.machine()}",
-        "processor": f"{_processor()}, {os.cpu_count()} cores",
+        "processor": f"{processor}, {os.cpu_count()} cores",
         "accelerators": ", ".join(accelerators) or "none",
     }
-
-
-def _processor() -> str:
-    info = Path("/proc/cpuinfo")
-    found = re.search(r"^model name\s*: (.+)", info.read_text(), re.MULTILINE) if info.exists() else None
-    return found[1].strip() if found else platform.processor() or platform.machine()
 
 
 def _commit() -> str:
