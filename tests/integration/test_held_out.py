@@ -117,8 +117,8 @@ def test_a_tokenizer_that_saw_held_out_text_is_fitted_again(
     config, folder = prepared(tmp_path, head + " ".join(draw.choices(WORDS, k=400))[:1500])
     train, held_out = (data.TokenBlocks.open(folder, 64, split) for split in ("train", "validation"))
     index = data.Index.read(folder)
-    assert train.characters + held_out.characters == index.characters
-    assert 0.9 * index.characters > train.characters  # what would have leaked
+    assert train._split_text[1] + held_out._split_text[1] == index.characters
+    assert 0.9 * index.characters > train._split_text[1]  # what would have leaked
     assert "first 45%" in capsys.readouterr().err
     fitted = data.fit_tokenizer("bpe:300", config.data.sources, fraction=0.45)
     assert load_tokenizer(folder) == fitted.with_specials(eos=False, pad=False)

@@ -218,7 +218,7 @@ def test_missing_texts_are_skipped_and_other_values_refused(tmp_path: Path, refu
     refuses(
         lambda: list(read_documents([write(tmp_path / "b.jsonl", b'{"text": "a"}\n{"text": 3}')])),
         "record 2",
-        "value 3",
+        "is 3",
     )
     refuses(lambda: list(read_documents([write(tmp_path / "c.jsonl", b'{"text": "a"}\n{"te')])), "line 2", "not JSON")
     refuses(lambda: list(read_documents([write(tmp_path / "d.jsonl", b"[1.5]")])), "record 1", "1.5")
@@ -227,7 +227,7 @@ def test_missing_texts_are_skipped_and_other_values_refused(tmp_path: Path, refu
     refuses(lambda: list(read_documents([write(tmp_path / "e.csv", b'text\n"a" b\n')])), "e.csv", "not CSV")
     refuses(lambda: list(read_documents([write(tmp_path / "f.parquet", b"PAR1 not")])), "f.parquet", "Parquet")
     numbers = write(tmp_path / "g.jsonl", b'{"text": "a", "n": 1}')
-    refuses(lambda: list(read_documents([numbers], "n")), "record 1", "value 1")
+    refuses(lambda: list(read_documents([numbers], "n")), "record 1", "is 1")
 
 
 def test_lines_are_records_without_line_ends(tmp_path: Path) -> None:
@@ -479,8 +479,8 @@ def test_failed_preparation_leaves_no_files(tmp_path: Path, refuses: Refuses) ->
     refused(tmp_path / "in" / "c.npy", Integers(size=5), "c.npy", "0..4")
     refused(file, Bytes(), "'rows'", "packed, lines", packing="rows")
     refused(file, Bytes(), "'left'", "model, ignore", packing="lines", pad="left")
-    refused(file, Bytes(), "pad was given", pad="model")
-    refused(file, Bytes(), "length was given", length=3)
+    refused(file, Bytes(), "pad applies", pad="model")
+    refused(file, Bytes(), "length applies", length=3)
     refused(file, Bytes(), "length is 0", packing="lines", length=0)
     refused(file, Bytes(), "workers is 0", workers=0)
     refused(file, Bytes(), "cannot be written to", at=file / "out")
@@ -513,10 +513,8 @@ def test_a_full_disk_is_reported_and_leaves_no_files(tmp_path: Path) -> None:
         [sys.executable, "-c", FULL, str(file), str(place / "out")], capture_output=True, text=True, check=False
     )
     assert done.returncode == 2
-    assert (
-        done.stderr == f"sedd: {place / 'out'} could not be written: File too large; choose a writable folder "
-        "with enough free space\n"
-    )
+    assert done.stderr.startswith(f"sedd: {place / 'out'} could not be written: File too large; ")
+    assert done.stderr.count("\n") == 1
     assert not place.exists()
 
 

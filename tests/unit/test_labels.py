@@ -100,7 +100,7 @@ def test_invalid_labels_are_refused(tmp_path: Path, refuses: Callable[..., None]
     lines.write_text("ab\nba\n")
     refuses(lambda: prepare(lines, tmp_path / "shards"), "label is 'mood'", "has no columns")
     refuses(attempt(ROWS, label="tone"), "label is 'tone'", "text, mood")
-    refuses(attempt(ROWS, packing="packed"), "label was given", "lines")
+    refuses(attempt(ROWS, packing="packed"), "label applies", "lines")
     refuses(attempt([("ab", 0.5)]), "record 1", "float", "an integer")
     refuses(attempt([("ab", None), ("ba", "")]), "no record", "has a label")
     many = [("ab", number) for number in range(2**16)]

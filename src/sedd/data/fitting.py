@@ -30,10 +30,7 @@ def fit_tokenizer(
     Training sees that part, and held-out text stays unseen.
 
     Args:
-        spec: As for `tokenizer.build_tokenizer`.
-        sources: Files, folders or ``hf:NAME``.
-        column: The column of a table that holds the text.
-        packing: ``packed``, or ``lines`` for records.
+        spec: As for `tokenizer.build_tokenizer`; other arguments as for `prepare`.
         fraction: The first part of the characters, or of the records, that the tokenizer sees.
     """
 
@@ -89,12 +86,7 @@ def scan_record_lengths(
     encoding: str = "utf-8",
     fraction: float = 1.0,
 ) -> RecordLengths:
-    """Count the tokens of every record of ``sources``, one per line or row.
-
-    Args:
-        sources: As for `fit_tokenizer`, or one prepared folder, whose index has the length.
-        tokenizer: As ``spec`` of `fit_tokenizer`.
-    """
+    """Count the tokens of every record of ``sources``, one per line or row, or take them from a prepared folder."""
     if len(sources) == 1 and is_prepared(sources[0]):
         index = Index.read(Path(sources[0]))
         equal = index.length is not None and index.tokens == index.records * index.length

@@ -32,10 +32,10 @@ class Shard:
 @final
 @dataclass(frozen=True)
 class Labels:
-    """The label names of a dataset; each record stores the index of its label."""
+    """The label names of a dataset; each record stores the index of its label in labels.bin."""
 
     names: list[str]
-    sha256: str  # of labels.bin
+    sha256: str
 
 
 @final
@@ -73,9 +73,7 @@ class Index:
                 raise ValueError("its SHA-256 does not match")
             index._check_values()
         except OSError as error:
-            raise ValueError(
-                f"{folder} is not a prepared dataset ({INDEX}: {error.strerror}); make it with sedd data prepare"
-            ) from None
+            raise ValueError(f"{folder} is not a prepared dataset ({error.strerror}); run sedd data prepare") from None
         except (ValueError, TypeError) as error:  # a TypeError: of a missing field
             raise ValueError(f"{path} is damaged: {error}; {PREPARE_AGAIN}") from None
         return index

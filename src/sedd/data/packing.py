@@ -40,8 +40,7 @@ class TokenBlocks:
         Args:
             length: Tokens per block; None: as many as the records have.
             split: One of `SPLITS`.
-            val_fraction: The fraction of the blocks that is the validation split.
-            name: What messages call the data, where the folder is one of the cache; by default the folder.
+            name: What messages call the data, where the folder is one of the cache.
         """
         check_choice("split", split, SPLITS)
         if not 0 < val_fraction < 1:
@@ -104,26 +103,20 @@ class TokenBlocks:
         return f"records shorter than {self.length} tokens are padded, {what} (data.pad={self.index.pad})"
 
     def text_per_token(self, indices: Int[np.ndarray, " n"] | None = None) -> tuple[float | None, float | None]:
-        """Return the characters and UTF-8 bytes per token that counts in the loss; None where tokens are integers.
+        """Return the characters and bytes per token that counts in the loss, of the split or of some of its blocks.
 
-        Args:
-            indices: The blocks; None: all blocks of the split.
+        None where tokens are integers.
         """
         if isinstance(self.tokenizer, Integers):
             return None, None
-        tokens, characters, size = self._split_text if indices is None else self._count_text(indices)
+        tokens, characters, size = (self._split_text if indices is None else self._count_text(indices)).tolist()
         return characters / tokens, size / tokens
-
-    @property
-    def characters(self) -> int:
-        """Number of characters of the split."""
-        return self._split_text[1]
 
     @property
     def tokenizer_saw_more(self) -> bool:
         """Whether the tokenizer was fitted to more than this split, from the beginning of the data."""
         seen = self.index.fitted
-        return seen is not None and seen > (len(self) if self.index.packing == "lines" else self.characters)
+        return seen is not None and seen > (len(self) if self.index.packing == "lines" else self._split_text[1])
 
     def bits_per_char(self, nats: float, indices: Int[np.ndarray, " n"] | None = None) -> float | None:
         """Convert nats per token that counts in the loss of the given blocks; None where tokens are no text."""
@@ -131,7 +124,7 @@ class TokenBlocks:
         return nats / math.log(2) / characters if characters else None
 
     @cached_property
-    def _split_text(self) -> tuple[int, int, int]:
+    def _split_text(self) -> Int[np.ndarray, " 3"]:
         """Tokens of the split that count in the loss, and the characters and bytes that they encode.
 
         Only held-out blocks are decoded: the index holds the counts of all text, and training is the difference.
@@ -139,30 +132,24 @@ class TokenBlocks:
         if self._split == "validation":
             return self._count_text(np.arange(len(self)))
         tokens = self.index.records * self.length if self.index.pad == "model" else self.index.tokens
-        counts = tokens, self.index.characters, self.index.bytes
+        counts = np.array([tokens, self.index.characters, self.index.bytes])
         if self._split == "all":
             return counts
         held_out = copy.copy(self)
         held_out._first, held_out._count = self._count, self._total - self._count
-        out = held_out._count_text(np.arange(len(held_out)))
-        return counts[0] - out[0], counts[1] - out[1], counts[2] - out[2]
+        return np.subtract(counts, held_out._count_text(np.arange(len(held_out))))
 
-    def _count_text(self, indices: Int[np.ndarray, " n"]) -> tuple[int, int, int]:
+    def _count_text(self, indices: Int[np.ndarray, " n"]) -> Int[np.ndarray, " 3"]:
         """Count the tokens of blocks that count in the loss, and the characters and bytes that they decode to."""
         counts = np.zeros(3, np.int64)
         for part in np.array_split(indices, 1 + len(indices) * self.length // COUNTED):
             rows, valid = self.read(part)
             text = self.tokenizer.decode_bytes(rows[valid])
             counts += valid.sum(), len(text.decode(errors="surrogateescape")), len(text)
-        tokens, characters, size = counts.tolist()
-        return tokens, characters, size
+        return counts
 
     def read(self, indices: Int[np.ndarray, " n"]) -> tuple[Int[np.ndarray, "n length"], Bool[np.ndarray, "n length"]]:
-        """Read blocks by index.
-
-        Returns:
-            Their token ids, and a mask that is False at padding which the loss ignores.
-        """
+        """Return the token ids of blocks, and a mask that is False at padding which the loss ignores."""
         if indices.size and not 0 <= indices.min() <= indices.max() < self._count:
             raise ValueError(f"block indices lie in {indices.min()}..{indices.max()}; there are 0..{self._count - 1}")
         numbers = self._first + indices
@@ -187,9 +174,7 @@ class TokenBlocks:
             rows[~inside] = (self.tokenizer.pad or 0) if self.index.pad == "model" else 0
             valid = inside if self.index.pad == "ignore" else valid
         if (top := rows.max(initial=0)) >= self.vocab_size:  # the network's embedding does not check it
-            raise ValueError(
-                f"{self.name} holds token {top}, and its vocabulary has {self.vocab_size}; {PREPARE_AGAIN}"
-            )
+            raise ValueError(f"{self.name} holds token {top} of a vocabulary of {self.vocab_size}; {PREPARE_AGAIN}")
         return rows, valid
 
     def token_counts(self) -> list[int]:
@@ -208,8 +193,7 @@ class TokenBlocks:
         """Return the label index of each block; ``len(labels)`` means no label."""
         if self._labels is None:
             return np.zeros(len(indices), np.int64)
-        found: np.ndarray = np.minimum(self._labels[self._first + indices], len(self.labels), dtype=np.int64)
-        return found
+        return np.asarray(np.minimum(self._labels[self._first + indices], len(self.labels), dtype=np.int64))
 
     def verify(self) -> None:
         """Raise ValueError if the content of a file does not match its SHA-256."""

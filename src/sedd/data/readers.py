@@ -51,10 +51,9 @@ def read_documents(
     packing: str = "packed",
     encoding: TextEncoding | None = None,
 ) -> Iterator[str]:
-    """Yield the texts of ``sources`` in order, long files in pieces. Tokenizers are fitted to them.
+    """Yield the texts of ``sources`` (files, folders or ``hf:NAME``) in order, long files in pieces.
 
     Args:
-        sources: Files, folders or ``hf:NAME``.
         column: The column of a table that holds the text; None: recognized by its name.
         packing: ``packed``, or ``lines`` for one text per line or row.
     """
@@ -120,7 +119,6 @@ def read_chunks(
     """Yield the texts of ``sources`` in order, a chunk at a time.
 
     Args:
-        sources: From `expand_sources`.
         column: The column of a table that holds the text; by default one of `TEXT_COLUMNS`, or the only one of strings.
         packing: Text files are read line by line (``lines``) or as one document in pieces (``packed``).
         label: The column of a table that holds the labels.
@@ -248,9 +246,7 @@ def _lines(file: TextFile) -> Iterator[str]:
     for text in file.decode(PIECE):
         *whole, rest = (rest + text).split("\n")
         if len(rest) > LONGEST_LINE:
-            raise ValueError(
-                f"{file.path} has a line of more than {LONGEST_LINE} characters; rename it to .txt, with packing packed"
-            )
+            raise ValueError(f"{file.path} has a line of more than {LONGEST_LINE} characters; rename it to .txt")
         yield from [line + "\n" for line in whole]
     if rest:
         yield rest

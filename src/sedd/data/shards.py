@@ -76,9 +76,7 @@ def prepare(
     check_choice("packing", packing, PACKING)
     for name, value in (("pad", pad), ("length", length), ("label", label)):
         if packing == "packed" and value is not None:
-            raise ValueError(
-                f"{name} was given, but it applies to packing lines only; leave it out, or choose packing lines"
-            )
+            raise ValueError(f"{name} applies to packing lines only; leave it out, or choose packing lines")
     check_choice("pad", pad or "model", PADS)
     for name, count, most in (("length", length, MAX_SAMPLES), ("workers", workers, 2**10)):
         if count is not None:
@@ -98,9 +96,7 @@ def prepare(
             if notes := text_encoding.messages() + writer.messages():
                 (folder / NOTES).write_text("".join(note + "\n" for note in notes), encoding="utf-8")
     except OSError as error:
-        raise ValueError(
-            f"{out} could not be written: {error.strerror or error}; choose a writable folder with enough free space"
-        ) from None
+        raise ValueError(f"{out} could not be written: {error.strerror or error}; choose another folder") from None
     repeat_notes(out)
     return index
 
@@ -123,17 +119,12 @@ def prepare_cached(
     on_progress: OnBytesRead | None = None,
     **options: Any,
 ) -> Path:
-    """Return the folder in ``cache`` with ``sources`` prepared by these options, preparing it if it is missing.
+    """Return the folder in ``cache`` with ``sources`` prepared by the options of `prepare`, made if it is missing.
 
     ``make`` builds the tokenizer that ``spec`` names and is called only if the folder is missing. The cache key covers
     the names and contents of the files and all options; a dataset of the Hugging Face Hub is identified by its name.
     A folder that is not complete, or whose contents do not match their SHA-256, is prepared again. Another process that
     prepares the same folder is waited for.
-
-    Args:
-        sources: Files, folders or ``hf:NAME``.
-        spec: The tokenizer, as in ``data.tokenizer``.
-        options: As for `prepare`.
     """
     is_file = Path(spec).exists()
     tokenizer_files = [path for path in sorted([Path(spec), *Path(spec).rglob("*")]) if path.is_file()]
@@ -301,10 +292,7 @@ class _DatasetWriter(contextlib.ExitStack):
     def finish(self, pad: str | None, fraction: float) -> Index:
         """Save the tokenizer and write the index."""
         if self.tokens == 0 and self.too_long:
-            raise ValueError(
-                f"length is {self.length}, and all {self.too_long:,} records are longer; leave the length out to take "
-                "that of the longest record"
-            )
+            raise ValueError(f"length is {self.length}, and all {self.too_long:,} records are longer; leave length out")
         if self.tokens == 0:
             raise ValueError("the sources hold no token; name sources that do")
         if LABELS in self.open and not self.labels:

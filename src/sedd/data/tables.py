@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from io import BufferedIOBase
 from itertools import chain, islice
 from pathlib import Path
+from reprlib import repr as shorten
 from typing import Any
 
 import numpy as np
@@ -62,7 +63,7 @@ def parse_array(path: Path, text: str) -> list[Any]:
     except ValueError as error:
         raise ValueError(f"{path} is not JSON: {error}; for one record per line, name it .jsonl") from None
     if not isinstance(found, list):
-        raise ValueError(f"{path} holds {_describe(found)}; it must be an array, of which each record is {RECORDS}")
+        raise ValueError(f"{path} holds {shorten(found)}; it must be an array, of which each record is {RECORDS}")
     return found
 
 
@@ -82,7 +83,7 @@ def records(source: str, values: Iterator[Any], column: str | None, label: str |
         where, row_label = f"record {number} of {source}", None
         if wanted is not None:
             if not isinstance(value, dict):
-                raise ValueError(f"{where} is {_describe(value)}; it must be an object with columns, as the first is")
+                raise ValueError(f"{where} is {shorten(value)}; it must be an object with columns, as the first is")
             row_label = _label_of(value, label, where)
             where, value = f"{wanted!r} in {where}", value.get(wanted)
         first = value if first is None else first
@@ -97,8 +98,8 @@ def _check_record(value: Any, where: str, first: Any) -> TextOrIds:
     found = _integers(value) if isinstance(value, list) and not isinstance(first, str) else None
     if found is not None:
         return found
-    same = f", and the first is {_describe(first)}" if isinstance(value, str | list) and value is not first else ""
-    raise ValueError(f"{where} is {_describe(value)}{same}; each record must be {RECORDS}")
+    same = f", and the first is {shorten(first)}" if isinstance(value, str | list) and value is not first else ""
+    raise ValueError(f"{where} is {shorten(value)}{same}; each record must be {RECORDS}")
 
 
 def _integers(values: list[Any]) -> Ids | None:
@@ -107,22 +108,6 @@ def _integers(values: list[Any]) -> Ids | None:
     if not all(type(value) is int and -(2**63) <= value < 2**63 for value in whole):
         return None
     return np.array(whole, np.int64)
-
-
-def _describe(value: Any) -> str:
-    """Return what kind of value of JSON this is, in a few words."""
-    match value:
-        case None:
-            return "null"
-        case dict():
-            return "an object"
-        case list():
-            others = [item for item in value if _integers([item]) is None]
-            kind = "a list" if others and isinstance(others[0], list) else _describe(others[0]) if others else ""
-            return f"a list that holds {kind}" if others else "a list of integers"
-        case str():
-            return "a text"
-    return f"the value {value!r}"
 
 
 # CSV and Parquet -------------------------------------------------------------------------------------------
@@ -188,11 +173,9 @@ def parquet_rows(file: Path, stream: BufferedIOBase, column: str | None, label: 
         lists = [field.name for field in schema if _INTEGER_LIST.fullmatch(str(field.type))]
         usable = [name for name in texts if name != label] or lists
         text_column = _choose_column(str(file), schema.names, usable, column, label)
+        kind = schema.field(text_column).type
         if text_column not in texts + lists:
-            raise ValueError(
-                f"column {text_column!r} of {file} is of type {schema.field(text_column).type}; it must be text, or "
-                "lists of integers"
-            )
+            raise ValueError(f"column {text_column!r} of {file} is {kind}; it must be text, or lists of integers")
         columns = list({text_column, label or text_column})
         for group in range(parquet_file.num_row_groups):
             size = rows_at_a_time(file, parquet_file.metadata.row_group(group), columns)

@@ -40,9 +40,7 @@ class TextEncoding:
             known = codecs.lookup(name).name
             b"aaaa".decode(name, "ignore")  # raises for a codec that is no encoding of text, such as base64
         except LookupError:
-            raise ValueError(
-                f"encoding is {name!r}; name one that Python reads, such as utf-8, latin-1, cp1252 or utf-16"
-            ) from None
+            raise ValueError(f"encoding is {name!r}; name one of Python's, such as utf-8 or latin-1") from None
         if isinstance(tokenizer, str):
             kind = tokenizer.partition(":")[0]
             keeps_bytes = kind in _KEEPING or (kind not in TOKENIZERS.names and Path(tokenizer).exists())
@@ -110,10 +108,7 @@ class TextFile(NamedTuple):
             block = self.stream.read(size)
             is_last = not block
             if name == "utf-8" and 0 in block:
-                raise ValueError(
-                    f"{self.path} holds zero bytes and is not text; name a text file, .npy for integers, or its "
-                    "encoding, as in --encoding utf-16"
-                )
+                raise ValueError(f"{self.path} holds zero bytes, so it is not text, or needs --encoding utf-16")
             try:
                 text = decoder.decode(block, final=is_last)
             except UnicodeError as error:  # at the end: the file ends inside a character

@@ -63,12 +63,7 @@ def companions(path: Path) -> list[Path]:
 
 
 def read_token_file(path: Path, stream: BufferedIOBase, packing: str, piece: int) -> Iterator[Rows]:
-    """Yield the ids of a file: as one stream if ``packed``, else a row for each document.
-
-    Args:
-        packing: ``packed`` or ``lines``.
-        piece: About how many ids to yield at a time.
-    """
+    """Yield the ids of a file, about ``piece`` at a time: as one stream if ``packed``, else a row for each document."""
     dtype, ends = {".bin": _megatron, ".ds": _datatrove, ".npy": _dolma}[path.suffix.lower()](path)
     lengths, total = np.diff(ends, prepend=0), int(ends[-1]) if len(ends) else 0
     if (lengths < 0).any():
@@ -103,9 +98,7 @@ def _megatron(path: Path) -> tuple[np.dtype[Any], Ends]:
     if magic != MAGIC or version != 1:
         raise ValueError(f"{index} is not an index of Megatron, version 1; name files that its preprocessing wrote")
     if code not in DTYPES:
-        raise ValueError(
-            f"{index} has the dtype code {code}; tokens are integers, with code {', '.join(map(str, DTYPES))}"
-        )
+        raise ValueError(f"{index} has the dtype code {code}; those of integers are {', '.join(map(str, DTYPES))}")
     needed = HEADER.size + 12 * sequences + 8 * entries
     if len(content) not in (needed, needed + sequences):  # one more byte each where there are modes
         raise ValueError(f"{index} has {len(content):,} bytes, and its header describes {needed:,}; copy it again")
@@ -117,9 +110,7 @@ def _megatron(path: Path) -> tuple[np.dtype[Any], Ends]:
     if (lengths < 0).any() or not np.array_equal(pointers, (ends - lengths) * dtype.itemsize):
         raise ValueError(f"{index} has sequences that are not stored one after the other; write the files again")
     if not entries or documents[0] != 0 or documents[-1] != sequences or (np.diff(documents) < 0).any():
-        raise ValueError(
-            f"{index} has documents that do not go from sequence 0 to sequence {sequences}; write the files again"
-        )
+        raise ValueError(f"{index} has documents that do not cover sequences 0 to {sequences}; write the files again")
     return dtype, np.concatenate([[0], ends])[documents[1:]]
 
 
@@ -146,18 +137,14 @@ def _dolma(path: Path) -> tuple[np.dtype[Any], Ends]:
                 if number > size:
                     raise ValueError(f"it has more documents than {path.name} has bytes")
                 if len(row) < 2 or row[0] != str(ends[-1]) or not row[1].isdecimal():
-                    raise ValueError(
-                        f"its line {number} does not begin with {ends[-1]}, where the document before it ends"
-                    )
+                    raise ValueError(f"line {number} does not begin with {ends[-1]}, the end of the document before it")
                 ends.append(int(row[1]))
     except (OSError, EOFError, OverflowError, ValueError, csv.Error, zlib.error) as error:
         raise ValueError(f"{table} cannot be read as dolma's list of documents: {error}; copy it again") from None
     total = ends[-1]
     fitting = [width for width in (2, 4) if size == width * total]
     if not fitting:
-        raise ValueError(
-            f"{path} has {size:,} bytes, and {table.name} lists {total:,} tokens of 2 or 4 each; copy both again"
-        )
+        raise ValueError(f"{path} has {size:,} bytes for {total:,} tokens in {table.name}; copy both again")
     return np.dtype(f"<u{fitting[0]}"), np.array(ends[1:], np.int64)
 
 

@@ -69,9 +69,7 @@ def check_tokenizer(spec: str) -> tuple[str | None, int]:
     if Path(spec).exists():
         return None, 0
     names = ", ".join([*SPECS, *TOKENIZERS.plugins])
-    raise ValueError(
-        f"tokenizer is {spec!r}; choose one of {names}, or the path of a tokenizer.json or of a folder with one"
-    )
+    raise ValueError(f"tokenizer is {spec!r}; choose one of {names}, or the path of a tokenizer.json or its folder")
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:

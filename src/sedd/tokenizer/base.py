@@ -172,9 +172,7 @@ class Characters(Tokenizer):
 
     def __post_init__(self) -> None:
         if not self.alphabet or list(self.alphabet) != sorted(set(self.alphabet)):
-            raise ValueError(
-                f"the alphabet is {self.alphabet!r}; each character must occur once, in order of code points"
-            )
+            raise ValueError(f"the alphabet is {self.alphabet!r}; each character must occur once, in order")
         super().__post_init__()
 
     @classmethod
@@ -263,10 +261,7 @@ class Integers(Tokenizer):
     def _encode(self, values: Ids, count: int) -> Ids:
         top = self.low + count - 1
         if (bad := (values < self.low) | (values > top)).any():
-            raise ValueError(
-                f"integer {values[bad][0]} is not one of {self.low}..{top}, those of this tokenizer; ints without a "
-                "size is fitted to the data"
-            )
+            raise ValueError(f"integer {values[bad][0]} is not one of {self.low}..{top}; ints is fitted to the data")
         return values.astype(np.int64) - self.low
 
     def _decode(self, ids: Ids) -> str:
@@ -281,10 +276,8 @@ def utf8(text: str, keeps_bytes: bool = False) -> bytes:
     try:
         return text.encode(errors="surrogateescape" if keeps_bytes else "strict")
     except UnicodeEncodeError as error:
-        raise ValueError(
-            f"the text holds {text[error.start]!r} at position {error.start}, half of a surrogate pair, which UTF-8 "
-            "cannot store; repair the text"
-        ) from None
+        what = f"{text[error.start]!r} at position {error.start}, half of a surrogate pair"
+        raise ValueError(f"the text holds {what}, which UTF-8 cannot store; repair the text") from None
 
 
 def _code_points(text: str) -> UInt[np.ndarray, " characters"]:
@@ -295,9 +288,7 @@ def _parse_integers(text: str) -> Ids:
     words = text.split()
     others = (word for word in words if not (word.isascii() and word.isdigit()))
     if strange := next((word for word in others if not _INTEGER.fullmatch(word)), None):
-        raise ValueError(
-            f"the text holds {strange!r}; write integers, such as 67 and -1, separated by spaces or line ends"
-        )
+        raise ValueError(f"the text holds {strange!r}; write integers such as 67 and -1, with spaces between them")
     if "." in text:
         words = [word.partition(".")[0] for word in words]
     try:

@@ -244,9 +244,7 @@ def _within(seconds: float, call: Callable[[], list[tokenizers.Encoding]]) -> li
     thread.join(seconds)
     result = found[0] if found else f"it takes more than {seconds:.0f} seconds"
     if not isinstance(result, list):
-        raise ValueError(
-            f"a regular expression of the tokenizer cannot be applied to this text: {result}; use another one"
-        )
+        raise ValueError(f"a regular expression of the tokenizer fails on this text: {result}; use another tokenizer")
     return result
 
 
