@@ -137,7 +137,7 @@ class TokenBlocks:
             return counts
         held_out = copy.copy(self)
         held_out._first, held_out._count = self._count, self._total - self._count
-        return np.subtract(counts, held_out._count_text(np.arange(len(held_out))))
+        return np.asarray(counts - held_out._count_text(np.arange(len(held_out))))
 
     def _count_text(self, indices: Int[np.ndarray, " n"]) -> Int[np.ndarray, " 3"]:
         """Count the tokens of blocks that count in the loss, and the characters and bytes that they decode to."""
