@@ -3,7 +3,8 @@
 import re
 import textwrap
 from collections.abc import Iterator
-from itertools import groupby
+from functools import partial
+from itertools import chain, groupby
 from pathlib import Path
 from typing import NamedTuple
 
@@ -53,16 +54,6 @@ class TracedToken(NamedTuple):
         return self.text.endswith("\\n")
 
 
-class _ColoredToken(NamedTuple):
-    """A token with the colours of its step."""
-
-    text: str
-    step: int
-    ends_line: bool
-    background: str
-    ink: str
-
-
 def trace_tokens(tokenizer: Tokenizer, sequence: GeneratedSequence) -> list[TracedToken]:
     """Return the tokens of a generated sequence in printable form."""
     return [
@@ -89,23 +80,19 @@ def _colors(step: int, last: int) -> tuple[str, str]:
     return to_hex((r, g, b)), "#000000" if bright else "#ffffff"
 
 
-def _colored(rows: list[list[TracedToken]]) -> list[list[_ColoredToken]]:
-    last = _last_step(rows)
-    return [[_ColoredToken(*token, token.ends_line, *_colors(token.step, last)) for token in row] for row in rows]
-
-
 def trace_page(rows: list[list[TracedToken]], title: str, about: str) -> str:
     """Return a self-contained HTML page of the texts, with a slider over the steps."""
     rows = _without_padding(rows)
     last = _last_step(rows)
-    colors = [_colors(1 + round(i / 8 * (last - 1)), last)[0] for i in range(9)]
-    about = f"{about} Given tokens have a dashed outline."
-    return render("trace.html.j2", title=title, about=about, rows=_colored(rows), colors=colors, last_step=last)
+    page = {"title": title, "about": f"{about} Given tokens have a dashed outline.", "last_step": last}
+    scale = [_colors(1 + round(i / 8 * (last - 1)), last)[0] for i in range(9)]
+    return render("trace.html.j2", rows=rows, colors=partial(_colors, last=last), scale=scale, **page)
 
 
 def trace_fragment(rows: list[list[TracedToken]]) -> str:
     """Return the texts as an HTML fragment, for a page that exists already such as a notebook."""
-    return render("trace_texts.html.j2", rows=_colored(_without_padding(rows)))
+    rows = _without_padding(rows)
+    return render("trace_texts.html.j2", rows=rows, colors=partial(_colors, last=_last_step(rows)))
 
 
 def save_trace_png(rows: list[list[TracedToken]], title: str, path: Path) -> None:
@@ -143,11 +130,7 @@ def save_trace_png(rows: list[list[TracedToken]], title: str, path: Path) -> Non
 
 
 def _lines(rows: list[list[TracedToken]]) -> tuple[list[tuple[TracedToken, str, int, int]], int]:
-    """Break the tokens into lines of `WIDTH` characters.
-
-    Returns:
-        Each piece of a token with its column and line, and the number of lines.
-    """
+    """Break the tokens into lines of `WIDTH` characters: pieces with column and line, and the number of lines."""
     placed, y = [], 0
     for row in rows:
         x = 0
@@ -176,28 +159,27 @@ def watch_states(
     On a terminal live, replaced at the end; else a line for each text at steps 1, 2, 4, 8, …
 
     Args:
-        states: As `SamplingRun.states` yields them.
-        prompt: What they were made from.
-        loaded: The model, for its tokenizer.
-        console: Where to show them.
+        states: As `SamplingRun.states` yields them, from this ``prompt``.
         first: The index of the first text.
     """
     last, lengths = next(states), prompt.text_lengths.tolist()
+
+    def texts(state: State) -> Iterator[tuple[int, Text]]:
+        for number, (row, length) in enumerate(zip(state.x.tolist(), lengths, strict=True), first + 1):
+            yield number, _render(row[:length], loaded)
+
     if console.is_terminal:
         with Live(console=console, refresh_per_second=20, transient=True) as live:
             for last in states:
-                live.update(_render_all(_texts(last, lengths), loaded, first))
+                heads = ((Text(separator(number), style="dim"), text) for number, text in texts(last))
+                live.update(Group(*[*chain(*heads)][len(lengths) == 1 :]))  # a single text has no line before it
         return last
     for last in states:
         if last.step & (last.step - 1) == 0:
-            for number, row in enumerate(_texts(last, lengths), first + 1):
-                line = f"step {last.step}, sample {number}: {visible(_render(row, loaded).plain, line_ends=False)}"
+            for number, text in texts(last):
+                line = f"step {last.step}, sample {number}: {visible(text.plain, line_ends=False)}"
                 console.print(line, markup=False, highlight=False, soft_wrap=True)
     return last
-
-
-def _texts(state: State, lengths: list[int]) -> list[list[int]]:
-    return [row[:length] for row, length in zip(state.x.tolist(), lengths, strict=True)]
 
 
 def _render(row: list[int], loaded: LoadedModel) -> Text:
@@ -208,9 +190,3 @@ def _render(row: list[int], loaded: LoadedModel) -> Text:
         shown = "·" * len(ids) if masked else visible(loaded.tokenizer.decode(ids))
         text.append(shown, style="dim" if masked else "")
     return text
-
-
-def _render_all(rows: list[list[int]], loaded: LoadedModel, first: int) -> Group:
-    heads = [Text(separator(first + i), style="dim") for i in range(1, len(rows) + 1)]
-    texts = [part for head, row in zip(heads, rows, strict=True) for part in (head, _render(row, loaded))]
-    return Group(*(texts if len(rows) > 1 else texts[1:]))
