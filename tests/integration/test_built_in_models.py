@@ -144,7 +144,7 @@ def test_a_folder_of_that_name_here_comes_first(with_box: Sedd, box: Path, tmp_p
     boxed.write_model(here / "stories", seed=5)
     done = with_box("info", "stories", "--json")
     assert json.loads(done.stdout)["folder"] == "stories"
-    assert done.stderr == "sedd: stories is the folder here, not the model of that name in the box\n"
+    assert done.stderr == "sedd: stories is the folder here, not the bundled model of that name\n"
     assert json.loads(with_box("info", "--json").stdout)["folder"] == str(box / "stories")
     assert json.loads(with_box("info", box / "stories", "--json").stdout)["folder"] == str(box / "stories")
 
@@ -177,8 +177,8 @@ BOX_REFUSALS = [
     ("trace story", "'story' is neither a model nor a template"),
     ("eval story", "'story' is neither a model nor data"),
     ("eval story text.txt", "story holds no model: it does not exist"),
-    ("eval stories", "the data of stories is not in the box; name a text, as in: sedd eval stories FILE"),
-    ("eval", "the data of stories is not in the box"),
+    ("eval stories", "the data of stories is not bundled; name a text, as in: sedd eval stories FILE"),
+    ("eval", "the data of stories is not bundled"),
     ("score", "no text was given"),
     ("score ./story 'the cat'", "'./story' is neither a model nor a text"),
     ("score text.txt", "'text.txt' is neither a model nor a text"),

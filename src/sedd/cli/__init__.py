@@ -17,7 +17,6 @@ from sedd.cli import (  # noqa: F401  imported to register their commands
     data,
     evaluate,
     info,
-    lm_eval,
     quality,
     runs,
     sample,

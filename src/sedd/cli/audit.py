@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sedd.cli import root
-from sedd.cli.root import list_names
 from sedd.training.config import OBJECTIVES, PROCESSES
 from sedd.training.progress import progress_on_stderr
 
@@ -16,21 +15,15 @@ if TYPE_CHECKING:
 
 EXPLICIT = ("explicit-score-entropy", "explicit-concrete-score")
 """Objectives that need a distribution, and so are no losses of a model and data alone."""
+LOSSES = [name for name in OBJECTIVES.names if name not in EXPLICIT]
 
 
 @root.command("audit")
 def audit(
-    loss: Annotated[
-        str | None,
-        typer.Argument(
-            help=f"Objective ({list_names(OBJECTIVES, hidden=EXPLICIT)}), or FILE.py:FUNCTION. The file is "
-            "run: name only files that you trust.",
-            show_default=False,
-        ),
-    ] = None,
+    loss: Annotated[str | None, LOSSES] = None,
     *,
     every: bool = False,
-    process: Annotated[str, typer.Option(help=f"Noise process: {list_names(PROCESSES)}.")] = "absorbing",
+    process: Annotated[str, PROCESSES.names] = "absorbing",
     draws: int = 4000,
     entropy_only: bool = False,
     as_json: bool = False,
@@ -68,6 +61,7 @@ def audit(
     - `sedd audit --all`
 
     Args:
+        loss: Objective ({names}), or FILE.py:FUNCTION. The file is run: name only files that you trust.
         every (--all): Audit all objectives, under every noise process.
         draws: Random draws per sequence, for a function that takes generator; at least 100.
         entropy_only: Compare with the entropy alone: for a function that bounds the likelihood of another way to
@@ -114,11 +108,8 @@ def _audit_one(loss: str, process: str, draws: int, entropy_only: bool) -> "Audi
         return audit.audit_function(function, process, draws=draws, entropy_only=entropy_only)
     if loss in EXPLICIT:
         raise ValueError(f"{loss} needs the true ratios of a distribution, so it is no loss of a model and data alone")
-    if loss not in OBJECTIVES.names:
-        raise ValueError(
-            f"loss is {loss!r}; name a function as FILE.py:FUNCTION, or choose one of "
-            f"{list_names(OBJECTIVES, hidden=EXPLICIT)}"
-        )
+    if loss not in LOSSES:
+        raise ValueError(f"loss is {loss!r}; name a function as FILE.py:FUNCTION, or choose one of {', '.join(LOSSES)}")
     return audit.audit_objective(loss, process)
 
 

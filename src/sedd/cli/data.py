@@ -1,7 +1,7 @@
 """``sedd data``: tokenize corpora into shards on disk; ``sedd cache``: the cache of them and of converted models."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
@@ -16,7 +16,7 @@ root.app.add_typer(data, name="data")
 
 @root.command("prepare", data)
 def data_prepare(
-    sources: Annotated[list[str], typer.Argument(help=f"{root.SOURCES_HELP}.")],
+    sources: list[str],
     *,
     out: Path,
     tokenizer: str | None = None,

@@ -1,18 +1,18 @@
-"""``sedd eval`` and ``sedd score``: likelihood and perplexity by named protocols."""
+"""``sedd eval`` and ``sedd score``: likelihood and perplexity by named protocols; ``sedd lm-eval``."""
 
-import json
 import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from sedd.cli import root
 from sedd.cli.root import count_of
+from sedd.extras import install_hint
 from sedd.files import read_text
 from sedd.models import built_in_folder
 from sedd.terminal import visible, warn
@@ -28,13 +28,6 @@ if TYPE_CHECKING:
 EXACT_ESTIMATORS = ("forward", "backward", "random")
 """Those without draws."""
 Record = dict[str, Any]
-ProtocolName = Annotated[
-    str | None,
-    typer.Option(
-        help="How text is cut into sequences and which terms are counted: strict (default with a text), held-out "
-        "(default without), text8p, sedd or mdlm (as in the published tables)."
-    ),
-]
 
 
 @contextmanager
@@ -99,7 +92,7 @@ def evaluate_dataset(
     model: root.FirstModel = None,
     data: str | None = None,
     *,
-    protocol: ProtocolName = None,
+    protocol: str | None = None,
     suite: str | None = None,
     dataset: list[str] | None = None,
     samples: int | None = None,
@@ -136,14 +129,13 @@ def evaluate_dataset(
         root.check_out(out)
     folder, source = _split_data(model, data, suite is not None or samples is not None)
     if samples is not None:
-        others = {"DATA": source, "--protocol": protocol, "--suite": suite}
-        others |= {"--draws": options["draws"], "--precision": options["precision"]}
-        _check_samples(samples, options["orders"], others)
+        for name, value in {**options, "DATA": source, "protocol": protocol, "suite": suite}.items():
+            if value is not None and name in ("DATA", "protocol", "suite", "draws", "precision"):
+                raise ValueError(f"{name} is {value}, and --samples generates the data and scores it; leave one out")
         chosen, what = OWN_SAMPLES, f"{count_of(samples, 'sample')} of its own"
     else:
         chosen = evaluation.get_protocol(protocol or ("strict" if source else "held-out"))
         what = f"{check_data(source, chosen, suite, dataset)}, protocol {chosen.name}"
-    reading: dict[str, Any] = {"suite": suite, "datasets": dataset or (), "column": column}
     records = []
     with _open_model(folder, chosen, what, **options) as (loaded, ranks, evaluate):
         if samples is not None:
@@ -156,6 +148,7 @@ def evaluate_dataset(
                     f"published numbers of protocol {chosen.name} count tokens of a vocabulary of {published:,}; this "
                     f"model has {size:,}: compare bits_per_char only"
                 )
+            reading: Record = {"suite": suite, "datasets": dataset or (), "column": column}
             for corpus in evaluation.load_corpora(loaded, source, chosen, encoding=encoding or "utf-8", **reading):
                 with progress_on_stderr(corpus.dataset or "evaluating", shown=ranks.is_main) as on_progress:
                     records.append(evaluate(corpus, on_progress=on_progress))
@@ -256,17 +249,6 @@ def check_data(
     return "validation split"
 
 
-def _check_samples(samples: int, orders: str | None, others: dict[str, Any]) -> None:
-    """Reject --samples without a number of orders, or next to options for data that is given."""
-    if samples < 2:
-        raise ValueError(f"samples is {samples}; a standard error needs at least 2")
-    if orders is None or orders == "all":
-        raise ValueError("samples are scored from both sides by a number of orders; give --orders 16")
-    for name, value in others.items():
-        if value is not None:
-            raise ValueError(f"{name} is {value}, and --samples generates the data and scores it once; leave one out")
-
-
 RECORD_FIELDS = (
     *("bits_per_token", "bits_per_char", "bits_per_byte", "ppl_bound", "stderr_population_nats_per_token"),
     *("tokens", "sequences", "draws", "orders", "network_calls", "seed", "precision", "protocol", "split", "data"),
@@ -274,7 +256,7 @@ RECORD_FIELDS = (
 TABLE_COLUMNS = ("dataset", "split", "tokens", "ppl_bound", "nats_per_token", "stderr_nats_per_token", "bits_per_char")
 
 
-def _interval(record: dict[str, Any]) -> str:
+def _interval(record: Record) -> str:
     """Return the value in words: exact, between two bounds, or at most one."""
     nats, lower = f"{record['nats_per_token']:.5f}", record["lower_nats_per_token"]
     if record["is_exact"]:
@@ -285,7 +267,7 @@ def _interval(record: dict[str, Any]) -> str:
     return f"at most {nats}" if None not in record["terms"].values() else f"as published, {nats}"
 
 
-def _describe(record: dict[str, Any]) -> None:
+def _describe(record: Record) -> None:
     """Print a record for people: the bound first, then the other numbers and the terms."""
     print(f"{_interval(record)} nats per token")
     for name in RECORD_FIELDS:
@@ -323,7 +305,10 @@ def score_texts(
             worse for sums over texts.
     """
     folder, given = root.split_model(model, texts or (), "a text", lambda text: not _is_path(text))
-    lines = _read_texts(given, file)
+    lines = [line for text in given for line in (sys.stdin.read().splitlines() if text == "-" else [text])]
+    lines += read_text(file).splitlines() if file else []
+    if not lines:
+        raise ValueError("no text was given; give one or more, or --file FILE, or - to read them from stdin")
     from sedd import evaluation
     from sedd.draws import derive_seed
 
@@ -340,19 +325,31 @@ def _is_path(text: str) -> bool:
     return text != "-" and (text.startswith(("./", "../", "/", "~/")) or os.path.exists(text))
 
 
-def _read_texts(texts: list[str], file: Path | None) -> list[str]:
-    found = [line for text in texts for line in (sys.stdin.read().splitlines() if text == "-" else [text])]
-    found += read_text(file).splitlines() if file else []
-    if not found:
-        raise ValueError("no text was given; give one or more, or --file FILE, or - to read them from stdin")
-    return found
-
-
-def _print_score(record: dict[str, Any], as_json: bool) -> None:
+def _print_score(record: Record, as_json: bool) -> None:
     if as_json:
-        print(json.dumps(record), flush=True)
+        root.print_records([record])
         return
     error = "exact" if record["is_exact"] else f"± {record['stderr_nats_per_token']:.5f}"
     nats, bits = record["nats_per_token"], record["bits_per_char"]
     size = f"{record['tokens']} tokens" + ("" if bits is None else f", {bits:.3f} bits/char")
     print(f"{nats:9.5f} {error} nats per token, {size}: {visible(record['text'])}", flush=True)
+
+
+@root.command("lm-eval", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def run_lm_eval(context: typer.Context) -> None:
+    """Run EleutherAI's Language Model Evaluation Harness (lm_eval) with the model type `sedd` registered.
+
+    All arguments are passed on to lm_eval's own command line. Log-probabilities of diffusion models are lower bounds.
+    Needs the extra `lm-eval`. Examples:
+
+    - `sedd lm-eval --model sedd --model_args pretrained=run,draws=16 --tasks lambada_openai`
+    - `sedd lm-eval ls tasks`
+    """
+    try:
+        from lm_eval.__main__ import cli_evaluate
+    except ImportError:
+        raise ValueError(f"lm_eval is not installed; install it: {install_hint('lm-eval')}") from None
+    from sedd.evaluation import lm_eval as registered  # noqa: F401  importing it registers the model type
+
+    sys.argv = ["lm_eval", *context.args]
+    cli_evaluate()

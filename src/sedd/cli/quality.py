@@ -6,8 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from sedd.cli import root
 from sedd.cli.root import count_of
 from sedd.cli.sample import sampling_options, sampling_settings
@@ -26,16 +24,7 @@ Record = dict[str, Any]
 @root.command()
 @sampling_options
 def quality(
-    inputs: Annotated[
-        list[Path] | None,
-        typer.Argument(
-            help="Runs to sample from, or names of models in the box or on the Hub; samples (.jsonl of sedd sample, "
-            ".txt with one per line, a folder of .txt); or saved results (.json, .jsonl) to show beside them."
-            + root.DEFAULT_HELP,
-            show_default=False,
-            autocompletion=built_in_names,
-        ),
-    ] = None,
+    inputs: Annotated[list[Path] | None, built_in_names()] = None,
     *,
     judge: str | None = None,
     count: int = 64,
@@ -73,6 +62,9 @@ def quality(
     - `sedd quality a.json b.json`
 
     Args:
+        inputs: Runs to sample from, or names of bundled models ({names}) or on the Hub; samples (.jsonl of sedd sample,
+            .txt with one per line, a folder of .txt); or saved results (.json, .jsonl) to show beside them. By default
+            the bundled model stories.
         judge: Model that scores the samples: a Hugging Face causal language model (folder, .gguf file, Hub name), or an
             autoregressive run.
         count (-n --count): Number of samples per run.

@@ -7,13 +7,14 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_origin
+from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 import typer
 from typer.core import TyperCommand, TyperGroup
+from typer.models import ParameterInfo
 
 from sedd import __version__, files, models, registry
 from sedd.runtime.launch import find_launch
@@ -164,19 +165,25 @@ def parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
     """Return the parameters of a function for Typer: those before ``*`` are arguments, those after it options.
 
     Their help is in ``Args:`` of its docstring, or in `COMMON`. Spellings of an option may follow its name there, in
-    parentheses.
+    parentheses, and ``{names}`` stands for the names with which its type is annotated, which shells complete.
     """
     documented = COMMON | _read_help(_parts(function)[2])
 
     def declare(parameter: inspect.Parameter) -> inspect.Parameter:
-        if get_origin(parameter.annotation) is Annotated or parameter.name not in documented:
+        kind, *annotated = (parameter.annotation,)
+        if get_origin(kind) is Annotated:
+            kind, *annotated = get_args(kind)
+        if parameter.name not in documented or isinstance(next(iter(annotated), None), ParameterInfo):
             return parameter
         spelt, text = documented[parameter.name]
         if parameter.default is False and not spelt:
             spelt = [f"--{parameter.name.replace('_', '-')}"]  # without a --no- that Typer would add
+        names = [name for each in annotated for name in each]
+        settings: Any = {"help": text.replace("{names}", ", ".join(names) or "none")}
+        settings |= {"autocompletion": lambda: names} if names else {}
         is_option = parameter.kind is parameter.KEYWORD_ONLY
-        info = typer.Option(*spelt, help=text) if is_option else typer.Argument(help=text)
-        return parameter.replace(annotation=Annotated[parameter.annotation, info])
+        info = typer.Option(*spelt, **settings) if is_option else typer.Argument(**settings)
+        return parameter.replace(annotation=Annotated[kind, info])
 
     return [*map(declare, inspect.signature(function).parameters.values())]
 
@@ -217,7 +224,12 @@ def _read_help(text: str) -> dict[str, tuple[list[str], str]]:
 
 
 COMMON = _read_help(f"""
+    sources: Files or folders (.txt .jsonl .json .csv .parquet .smi .fasta .npy .bin .ds, also compressed),
+        hf:NAME[:SPLIT] (a Hugging Face dataset); to train, also a folder written by sedd data prepare.
+    process: Noise process: {{names}}; by default absorbing.
     network: Import this network, which a model names that you did not train here: my_package:MyNet. Repeatable.
+    protocol: How text is cut into sequences and which terms are counted: strict (default with a text), held-out
+        (default without), text8p, sedd or mdlm (as in the published tables).
     tokenizer: Tokenizer: {", ".join(["bytes", "chars", "bpe:SIZE", "gpt2", "ints", *registry.TOKENIZERS.plugins])}, or
         the path of a tokenizer.json; chars is fitted to the data, bpe to what is not held out. By default that of the
         recipe; sedd train without a recipe chooses one for the data; else bytes.
@@ -232,10 +244,6 @@ COMMON = _read_help(f"""
     as_json (--json): Print JSON records, one per line.
 """)
 """Options of several commands."""
-SOURCES_HELP = (
-    "Files or folders (.txt .jsonl .json .csv .parquet .smi .fasta .npy .bin .ds, also compressed), hf:NAME[:SPLIT] (a "
-    "Hugging Face dataset)"
-)
 MODEL_HELP = (
     "Folder of a run, whose best checkpoint is used, of one of its checkpoints, or of an imported model; or a name on "
     "the Hugging Face Hub, owner/name" + (f"; or a bundled model: {', '.join(BUNDLED)}." if BUNDLED else ".")
@@ -260,12 +268,6 @@ FirstModel = Annotated[str | None, typer.Argument(metavar="MODEL", help=MODEL_HE
 """A model that may be left out before other arguments; `split_model` tells them apart."""
 
 
-def list_names(names: registry.Registry, default: str | None = None, hidden: Collection[str] = ()) -> str:
-    """List the names of a registry for a help text, but not ``hidden``; other packages may have added some."""
-    shown = (name for name in names.names if name not in hidden)
-    return ", ".join(f"{name} (default)" if name == default else name for name in shown)
-
-
 # Output ----------------------------------------------------------------------------------------------------
 
 
@@ -282,7 +284,7 @@ def print_record(record: dict[str, Any], as_json: bool) -> None:
 def print_records(records: Iterable[dict[str, Any]]) -> None:
     """Print records as JSON, one per line."""
     for record in records:
-        print(json.dumps(record))
+        print(json.dumps(record), flush=True)
 
 
 def write_records(records: Iterable[dict[str, Any]], out: Path) -> None:

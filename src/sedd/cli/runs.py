@@ -12,7 +12,7 @@ from rich.text import Text
 
 from sedd import files
 from sedd.cli import root
-from sedd.cli.evaluate import ProtocolName, check_data, check_options, likelihood_options
+from sedd.cli.evaluate import check_data, check_options, likelihood_options
 from sedd.cli.root import count_of
 from sedd.schema import is_of_type
 from sedd.terminal import visible, warn
@@ -106,7 +106,7 @@ def compare(
     runs: list[Path],
     *,
     data: str | None = None,
-    protocol: ProtocolName = None,
+    protocol: str | None = None,
     plot: Path = Path("compare.png"),
     as_json: bool = False,
     **options: Any,

@@ -25,52 +25,48 @@ if TYPE_CHECKING:
     from sedd.loading import LoadedModel
     from sedd.samplers import GeneratedSequence, Prompt, SamplingRun
 
-OPTION_HELP = (
-    "Option of one sampler: theta=0.5 for theta; sites=2 for gibbs; strategy=loop or eta=0.02 for remask; "
-    "direction=forward for ordered; bound=0.1 for entropy; pad=-1 for confidence or entropy, to reveal padding as any "
-    "other token. Repeatable."
-)
-
 # Settings of sampling --------------------------------------------------------------------------------------
 
 
 def _sampling_options() -> Iterator[Parameter]:
     """Yield an option per field of `SamplingSettings`, and --option for the fields of its sampler."""
-    panel: dict[str, Any] = {"rich_help_panel": "Sampling options"}
-    for name, field in SETTINGS.items():
-        kind: Any = str if name == "steps" else field.type  # steps may be inf
-        option = Annotated[kind, typer.Option(help=field.metadata["help"], **panel)]
-        default = str(field.default) if name == "steps" else field.default
+    fields: dict[str, tuple[Any, Any, str]] = {n: (f.type, f.default, f.metadata["help"]) for n, f in SETTINGS.items()}
+    fields["steps"] = (str, str(fields["steps"][1]), fields["steps"][2])  # steps may be inf
+    fields["option"] = (
+        list[str] | None,
+        None,
+        "Option of one sampler: theta=0.5 for theta; sites=2 for gibbs; strategy=loop or eta=0.02 for remask; "
+        "direction=forward for ordered; bound=0.1 for entropy; pad=-1 for confidence or entropy, to reveal padding as "
+        "any other token. Repeatable.",
+    )
+    kind: Any
+    for name, (kind, default, text) in fields.items():
+        option = Annotated[kind, typer.Option(help=text, rich_help_panel="Sampling options")]
         yield Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=option)
-    options = Annotated[list[str] | None, typer.Option("--option", help=OPTION_HELP, **panel)]
-    yield Parameter("options", Parameter.KEYWORD_ONLY, default=None, annotation=options)
 
 
-sampling_options = root.takes(list(_sampling_options()))
+sampling_options = root.takes(_sampling_options())
 """Let a command take the options of sampling as ``**settings``; `sampling_settings` reads them."""
 
 
 def sampling_settings(settings: dict[str, Any]) -> SamplingSettings:
     """Build settings from the options that `sampling_options` added to a command."""
-    values = {**settings, "steps": parse_steps(settings["steps"]), "options": parse_options(settings["options"])}
+    values = {**settings, "steps": parse_steps(settings["steps"]), "options": parse_options(settings["option"])}
+    del values["option"]
     return SamplingSettings(**values)
 
 
 def describe_sampling(sampling: SamplingSettings, config: RunConfig | None) -> str:
     """Return what differs from the defaults, after steps and seed: 64 steps, seed 3, temperature 0.6."""
     steps = "steps inf" if sampling.steps is None else count_of(sampling.steps, "step")
-    changed = {
-        name.replace("_", "-"): value
-        for name in SETTINGS
-        if name not in ("sampler", "steps", "seed") and (value := getattr(sampling, name)) != SETTINGS[name].default
-    }
-    parts = [
-        f"sampler {sampling.sampler}" if sampling.sampler else "",
-        "" if config and config.objective == "autoregressive" else steps,
-        f"seed {sampling.seed}",
-        *(f"{name} {value}" for name, value in (*changed.items(), *sampling.options.items())),
-    ]
-    return ", ".join(filter(None, parts))
+    is_causal = config is not None and config.objective == "autoregressive"
+    parts = [f"sampler {sampling.sampler}"] * (sampling.sampler is not None) + [steps] * (not is_causal)
+    parts += [f"seed {sampling.seed}"]
+    for name, field in SETTINGS.items():
+        value = getattr(sampling, name)
+        if value != field.default and name not in ("sampler", "steps", "seed"):
+            parts.append(f"{name.replace('_', '-')} {value}")
+    return ", ".join([*parts, *(f"{name} {value}" for name, value in sampling.options.items())])
 
 
 # Generation ------------------------------------------------------------------------------------------------
@@ -82,7 +78,6 @@ def _prepare(
     count: int,
     length: int | None,
     templates: Sequence[str],
-    batch: int,
     out: Path | None,
     *,
     device: str | None = None,
@@ -150,7 +145,7 @@ def _generate(
         watch: Show the texts on stderr as they form.
         out: File for the texts instead of stdout; JSON records if it ends in .jsonl.
     """
-    loaded, run, prompt = _prepare(model, count, length, templates, batch, out, **options)
+    loaded, run, prompt = _prepare(model, count, length, templates, out, **options)
     from sedd.tokenizer import Integers
     from sedd.trace import separator
 
@@ -293,7 +288,7 @@ def trace(
     if out.suffix not in (".html", ".png"):
         raise ValueError(f"out is {out}; it must end in .html or .png")
     folder, given = _split(model, templates)
-    loaded, run, prompt = _prepare(folder, count, length, given, 16, out, **options)
+    loaded, run, prompt = _prepare(folder, count, length, given, out, **options)
     from sedd.trace import save_trace_png, trace_page, trace_tokens
 
     finished = _run_batches(run, prompt, 16, loaded, watch=False)

@@ -10,13 +10,12 @@ from typing import Annotated, Any
 import typer
 
 from sedd.cli import root
-from sedd.cli.root import list_names
 from sedd.runtime.launch import find_launch
 from sedd.terminal import warn
-from sedd.training import recipes
 from sedd.training.config import NOT_FOR_TRAINING, OBJECTIVES, PROCESSES, RunConfig
 from sedd.training.networks import NETWORKS
 from sedd.training.progress import import_tracker, progress_on_stderr, track_run
+from sedd.training.recipes import RECIPES
 
 OBJECTIVE_MEANINGS = {
     "score-entropy": "ratios of probabilities, by the likelihood bound (SEDD)",
@@ -39,43 +38,14 @@ OBJECTIVES_HELP = "Objectives and what they learn, under every process unless on
 @root.command("train", epilog=OBJECTIVES_HELP)
 def train_model(
     context: typer.Context,
-    sources: Annotated[
-        list[str] | None, typer.Argument(help=f"{root.SOURCES_HELP}, or a folder written by sedd data prepare.")
-    ] = None,
+    sources: list[str] | None = None,
     *,
     out: Path = Path("run"),
-    recipe: Annotated[
-        str | None,
-        typer.Option(
-            help=f"Named configuration to start from: {', '.join(recipes.RECIPES)}.",
-            autocompletion=lambda: list(recipes.RECIPES),
-        ),
-    ] = None,
-    network: Annotated[
-        str | None,
-        typer.Option(
-            help="Your own network: the import path of its class, as in my_package:MyNet"
-            f"{''.join(f', or {name}' for name in NETWORKS.names)}; options of its constructor are set as in --set "
-            "network.width=64. By default sedd's own transformer.",
-            autocompletion=lambda: list(NETWORKS.names),
-        ),
-    ] = None,
-    process: Annotated[
-        str | None,
-        typer.Option(
-            help=f"Noise process: {list_names(PROCESSES, 'absorbing')}.",
-            autocompletion=lambda: list(PROCESSES.names),
-        ),
-    ] = None,
+    recipe: Annotated[str | None, RECIPES] = None,
+    network: Annotated[str | None, NETWORKS.names] = None,
+    process: Annotated[str | None, PROCESSES.names] = None,
     parameterization: str | None = None,
-    objective: Annotated[
-        str | None,
-        typer.Option(
-            help=f"Training objective: {list_names(OBJECTIVES, 'score-entropy', NOT_FOR_TRAINING)}; each is described "
-            "below.",
-            autocompletion=lambda: TRAINABLE,
-        ),
-    ] = None,
+    objective: Annotated[str | None, TRAINABLE] = None,
     tokenizer: str | None = None,
     packing: str | None = None,
     label: str | None = None,
@@ -109,8 +79,13 @@ def train_model(
 
     Args:
         out: Folder of the run: checkpoints, logs and configuration.
+        recipe: Named configuration to start from: {names}.
+        network: Your own network: the import path of its class, as in my_package:MyNet, or the name of an installed one
+            ({names}); options of its constructor are set as in --set network.width=64. By default sedd's own
+            transformer.
         parameterization: Network output: score (ratios), mean (the clean token) or, for concrete-score, signed-score
             (ratios of any sign); by default what the objective needs.
+        objective: Training objective: {names}; each is described below. By default score-entropy.
         seq_len: Tokens per sequence; with --packing lines, longer records are left out.
         batch_size: Sequences per step, over all processes.
         lr: Peak learning rate.
