@@ -224,8 +224,8 @@ MISTAKES = [
     Mistake(
         "all sequences have the noise of the first",
         "likelihood/estimate.py",
-        "CounterRNG(self.seed, number)",
-        "CounterRNG(self.seed, index)",
+        "CounterRNG(self.seeds[0], number)",
+        "CounterRNG(self.seeds[0], index)",
         f"{ESTIMATE}::test_every_draw_has_noise_of_its_own",
     ),
     Mistake(

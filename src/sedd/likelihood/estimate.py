@@ -9,6 +9,8 @@ on the number of processes, up to the rounding of the network's own arithmetic.
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import repeat
 from typing import Any, Generic, TypeVar, final
 
 import numpy as np
@@ -60,11 +62,8 @@ class LikelihoodEstimate(Generic[V]):
     lower_stderr: float | None = None
     precision_check: PrecisionCheck | None = None
     """What low precision would change, or does change if that is negligible; None if it was not tried."""
-
-    @property
-    def is_exact(self) -> bool:
-        """Whether ``nats`` is the value itself, not a bound."""
-        return self.lower is not None and self.lower == self.nats
+    is_exact: bool = False
+    """Whether ``nats`` is the value itself, not a bound."""
 
 
 def build_estimator(
@@ -170,7 +169,8 @@ def bound(
     finally:
         for module in training:
             module.training = True
-    return LikelihoodEstimate(torch.from_numpy(nats).to(device), torch.from_numpy(variance**0.5).to(device))
+    to_device = partial(torch.as_tensor, device=device)
+    return LikelihoodEstimate(to_device(nats), to_device(variance**0.5), is_exact=made.estimator.is_exact)
 
 
 def _row_seeds(seed: int, x_0: Int[Tensor, "b L"], valid: Bool[Tensor, "b L"] | None) -> list[int]:
@@ -250,7 +250,7 @@ def estimate_difference(
     """Estimate the likelihood under the second model minus that under the first, on the same draws.
 
     Common random numbers: the error of the difference of similar models is far below the error of either value. The
-    errors are standard errors over the sequences. Arguments are as for `estimate_likelihood`.
+    errors are standard errors over the sequences.
     """
     made = _Draws(estimator, sequences, draws, [seed], batch, ranks)
     first, second = (made.evaluate(model, made.numbers, on_progress)[:, :3].sum(-1) for model in models)
@@ -277,15 +277,15 @@ class _Draws:
         valid: Bool[Tensor, "b L"] | None = None,
     ) -> None:
         check_count("batch", batch)
-        self.estimator, self.sequences, self.batch, self.ranks, self.valid = estimator, sequences, batch, ranks, valid
-        self.seed, self.seeds = seeds[0] if len(seeds) == 1 else None, torch.tensor(seeds, device=ranks.device)
-        alike = len(sequences) // len(seeds)
-        self.times = [] if estimator.is_exact else [StratifiedTimes(alike, draws, seed) for seed in seeds]
-        self.lengths = np.array(list(map(len, sequences)))
-        self.counts = np.array([estimator.draws_of(length, draws) for length in self.lengths.tolist()])
+        self.estimator, self.seeds, self.batch, self.ranks, self.valid = estimator, seeds, batch, ranks, valid
+        self.lengths, self.tokens = np.array(list(map(len, sequences))), np.concatenate(sequences)
+        self.counts = np.array(list(map(estimator.draws_of, self.lengths.tolist(), repeat(draws))))
         self.starts, self.rows = self.counts.cumsum() - self.counts, np.repeat(np.arange(len(sequences)), self.counts)
-        self.numbers = np.arange(len(self.rows))
-        self.u = np.concatenate([times.u.ravel() for times in self.times] or [np.zeros(len(self.rows))])
+        self.numbers, self.u = np.arange(len(self.rows)), np.zeros(len(self.rows))
+        self.times: list[StratifiedTimes] = []
+        if not estimator.is_exact:
+            self.times = list(map(partial(StratifiedTimes, len(sequences) // len(seeds), draws), seeds))
+            self.u = np.concatenate([times.u.ravel() for times in self.times])
 
     def evaluate(
         self, model: Any, numbers: Int[np.ndarray, " n"], on_progress: OnProgress | None = None
@@ -321,16 +321,13 @@ class _Draws:
 
     def at(self, numbers: Int[np.ndarray, " b"]) -> Draw:
         """Return what the inputs of these draws are made from, on the device: integers decide all noise."""
-        rows = self.rows[numbers]
-        columns = np.stack([self.sequences[row] for row in rows]), numbers, numbers - self.starts[rows], self.u[numbers]
-        x_0, number, index, u = (torch.from_numpy(column).to(self.ranks.device) for column in columns)
-        rng = CounterRNG(self.seed, number) if self.seed is not None else CounterRNG(self.seeds[rows], index)
+        rows, to_device = self.rows[numbers], partial(torch.as_tensor, device=self.ranks.device)
+        places = self.lengths.cumsum()[rows, None] + np.arange(-self.lengths[rows[0]], 0)
+        columns = self.tokens[places], numbers, numbers - self.starts[rows], self.u[numbers]
+        x_0, number, index, u = map(to_device, columns)
+        one_seed = len(self.seeds) == 1
+        rng = CounterRNG(self.seeds[0], number) if one_seed else CounterRNG(to_device(self.seeds)[rows], index)
         return Draw(x_0, index, u, rng, None if self.valid is None else self.valid[rows])
-
-    def means(self, found: Float[np.ndarray, "draws 5"]) -> Float[np.ndarray, "sequences 3"]:
-        """Average the terms over the draws of each sequence."""
-        means: np.ndarray = np.add.reduceat(found[:, :3], self.starts) / self.counts[:, None]
-        return means
 
     def costs(
         self, found: Float[np.ndarray, "draws 5"]
@@ -342,20 +339,20 @@ class _Draws:
                 "damaged, or training diverged: look for NaN in the network's output"
             )
         if not self.times:
-            return self.means(found).sum(-1), np.zeros(len(self.seeds))
-        values = found.reshape(len(self.times), *self.times[0].strata.shape, 5)
-        adjusted = [
-            times.adjust(nats, self.estimator.trend(torch.from_numpy(times.midpoints)).numpy(), control_variates)
-            for times, nats, control_variates in zip(self.times, values[..., :3].sum(-1), values[..., 3:], strict=True)
-        ]
-        return np.concatenate([part.costs.mean(-1) for part in adjusted]), np.array(
-            [part.variance for part in adjusted]
-        )
+            return np.add.reduceat(found[:, :3], self.starts).sum(-1) / self.counts, np.zeros(len(self.seeds))
+        values, costs, variances = found.reshape(len(self.times), *self.times[0].strata.shape, 5), [], []
+        for times, nats, control_variates in zip(self.times, values[..., :3].sum(-1), values[..., 3:], strict=True):
+            trend = self.estimator.trend(torch.from_numpy(times.midpoints)).numpy()
+            adjusted = times.adjust(nats, trend, control_variates)
+            costs.append(adjusted.costs.mean(-1))
+            variances.append(adjusted.variance)
+        return np.concatenate(costs), np.array(variances)
 
     def summary(self, found: Float[np.ndarray, "draws 5"]) -> LikelihoodEstimate[float]:
         """Average over draws and sum over sequences, in the order of their numbers."""
         (costs, (variance,)), tokens, is_exact = self.costs(found), self.lengths.sum(), self.estimator.is_exact
-        other_terms = self.means(found)[:, 1:].sum(0)  # control variates adjust the diffusion term alone
+        # control variates adjust the diffusion term alone
+        other_terms = (np.add.reduceat(found[:, 1:3], self.starts) / self.counts[:, None]).sum(0)
         terms = np.array([costs.sum() - other_terms.sum(), *other_terms]) / tokens
         nats = float(costs.sum() / tokens)
         return LikelihoodEstimate(
@@ -366,6 +363,7 @@ class _Draws:
             network_calls=int(np.dot(self.counts, list(map(self.estimator.calls_per_draw, self.lengths.tolist())))),
             lower=nats if is_exact else None,
             lower_stderr=0.0 if is_exact else None,
+            is_exact=is_exact,
         )
 
 

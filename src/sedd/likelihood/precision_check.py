@@ -16,7 +16,6 @@ class PrecisionCheck(NamedTuple):
     compared: int
     """Number of values that were computed in both."""
     is_negligible: bool
-    """See the function `is_negligible`."""
 
 
 def is_negligible(difference: float, difference_stderr: float, stderr: float) -> bool:
@@ -36,17 +35,9 @@ def check_precision(
 ) -> PrecisionCheck | None:
     """Compare low with full precision on more and more values, until it is clear whether the difference is negligible.
 
-    If a quarter of the values does not show it, the difference counts as not negligible.
-
-    Args:
-        low: All values in low precision.
-        compute: Returns the values of these indices in full precision.
-        stderr: Standard error of the mean of the values.
-        seed: Decides which values are compared.
-
-    Returns:
-        The comparison; None if there are fewer than 64 values or one is not finite, so that low precision is out of
-        the question.
+    ``compute`` returns the values of some indices in full precision; ``stderr`` is that of the mean of all values.
+    If a quarter of the values does not show it, the difference counts as not negligible. None: there are fewer than 64
+    values, or one is not finite, so that low precision is out of the question.
     """
     if len(low) < 4 * FIRST or not np.isfinite(low).all():
         return None

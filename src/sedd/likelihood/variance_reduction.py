@@ -88,12 +88,9 @@ class StratifiedTimes:
         trend: Float[np.ndarray, "sequences draws"],
         control_variates: Float[np.ndarray, "sequences draws kinds"],
     ) -> AdjustedCosts:
-        """Subtract control variates and the effect of time; the expected mean stays the same.
+        """Subtract control variates, whose expectation is 0, and the effect of time; the expected mean stays the same.
 
-        Args:
-            costs: Nats of each draw.
-            trend: The expected shape of the costs as a function of `midpoints`, up to a factor.
-            control_variates: Known quantities of each draw with expectation 0.
+        ``trend`` is the expected shape of the costs as a function of `midpoints`, up to a factor.
         """
         # what is fitted: control variates, and as functions of time the trend and one ramp for each segment
         segments, kinds = min(SEGMENTS, self.strata.size // 32), control_variates.shape[-1]
