@@ -252,7 +252,7 @@ def sample_and_infill(out: Path) -> None:
     for template in ("the{2} sees a{2}.", "two{3} every red owl."):
         ids = samplers.template.template_ids(template, loaded.tokenizer)
         print(f"\ninfilling  {template}")
-        for text in texts(samplers.template.prompt_from_ids([ids] * 3, LENGTH, loaded.process.vocab_size)):
+        for text in texts(samplers.template.prompt_from_ids([ids] * 3)):
             print(f"  {text}")
     rows = sampling_run.sample(samplers.empty(12, LENGTH))
     tokens = [trace.trace_tokens(loaded.tokenizer, row) for row in rows]

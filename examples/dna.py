@@ -74,7 +74,7 @@ def main(out: Path, steps: int) -> None:
     print("  ", samples[0])
     given = "TATAAA{28}GGGCGG"
     ids = samplers.template.template_ids(given, loaded.tokenizer)
-    (filled,) = sampling_run.sample(samplers.template.prompt_from_ids([ids], LENGTH, loaded.process.vocab_size))
+    (filled,) = sampling_run.sample(samplers.template.prompt_from_ids([ids]))
     print(f"{given} filled:\n  ", loaded.tokenizer.decode(filled.ids))
 
 

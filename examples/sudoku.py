@@ -62,7 +62,7 @@ def main(out: Path, steps: int) -> None:
     print(f"{sum(map(is_solved, samples))} of 100 sampled grids are valid")
     puzzle = "0 {4} 2 {4} 1 {2} 3 {2}"
     ids = samplers.template.template_ids(puzzle, loaded.tokenizer)
-    prompt = samplers.template.prompt_from_ids([ids] * 20, 16, loaded.process.vocab_size)
+    prompt = samplers.template.prompt_from_ids([ids] * 20)
     fillings = [np.array(row.ids) for row in sampling_run.sample(prompt)]
     solved = [grid for grid in fillings if is_solved(grid)]
     print(f"the puzzle {puzzle} is solved by {len(solved)} of 20 samples")

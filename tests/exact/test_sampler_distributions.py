@@ -656,8 +656,8 @@ def test_bad_settings_are_refused(refuses: Callable[..., None]) -> None:
     refuses(lambda: Warping(top_p=0.0), "top_p is 0")
     refuses(lambda: Warping(top_k=0), "top_k is 0")
     refuses(lambda: uniform_grid(0), "steps is 0")
-    refuses(lambda: samplers.given_grid([0.5, 0.0]), "0.5", "from 1 to 0")
-    refuses(lambda: samplers.given_grid([1.0, 0.2, 0.3, 0.0]), "fall")
+    refuses(lambda: Tweedie().times([0.5, 0.0]), "0.5", "from 1 to 0")
+    refuses(lambda: Tweedie().times([1.0, 0.2, 0.3, 0.0]), "fall")
     score = models(Absorbing(3))["score"]
     refuses(lambda: Ancestral().sample(score, 1, 3, steps=3), "denoiser", "tweedie")
 

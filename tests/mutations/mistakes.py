@@ -986,7 +986,7 @@ MISTAKES = [
     Mistake(
         "padding is given after a gap that ends a template",
         "samplers/template.py",
-        "is_open = [pad is not None and row[-1:] == [-1] for row in rows]",
+        "is_open = [width is not None and row[-1:] == [-1] for row in rows]",
         "is_open = [False for row in rows]",
         "exact/test_completions.py::test_what_is_shown_is_the_beginning_of_the_models_continuation",
     ),

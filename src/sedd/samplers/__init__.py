@@ -26,7 +26,6 @@ from sedd.samplers.loop import Steps as Steps
 from sedd.samplers.loop import cosine_grid as cosine_grid
 from sedd.samplers.loop import draw_clean_tokens as draw_clean_tokens
 from sedd.samplers.loop import empty as empty
-from sedd.samplers.loop import given_grid as given_grid
 from sedd.samplers.loop import uniform_grid as uniform_grid
 from sedd.samplers.model import SamplingModel as SamplingModel
 from sedd.samplers.model import SamplingStats as SamplingStats

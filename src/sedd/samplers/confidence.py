@@ -12,7 +12,7 @@ from torch import Tensor
 from sedd.draws import CounterRNG
 from sedd.parameterization import HasNoise
 from sedd.samplers.loop import STEP, GridSampler, Plan, Prompt, Rows, Sampler, Times, sigma_of_masked_fraction
-from sedd.samplers.model import NOT_FINITE, PerSample, Positions, Sequences
+from sedd.samplers.model import NOT_FINITE, PerSample, Positions, RowStates, Sequences
 from sedd.schedule import corruption_probability
 
 WHEN_EXACT = (
@@ -63,9 +63,7 @@ class ConfidenceSampler(Sampler, ABC):
         return torch.where(only_padding, uncertainty - LATER, uncertainty)
 
     @final
-    def mask_uncertainty(
-        self, rows: Rows, hidden: Float[Tensor, "b L h"], x: Sequences, sigma: PerSample
-    ) -> Float[Tensor, "b L"]:
+    def mask_uncertainty(self, rows: Rows, hidden: RowStates, x: Sequences, sigma: PerSample) -> Float[Tensor, "b L"]:
         """Return the uncertainty at masks, that of padding after that of all others, and ∞ elsewhere."""
         uncertainty = torch.full(x.shape, math.inf, dtype=torch.float64, device=x.device)
         for at in rows.model.chunks(rows.noisy(x)):

@@ -6,8 +6,9 @@ from typing import Any, ClassVar, final
 import torch
 
 from sedd import draws
+from sedd.parameterization import HasNoise
 from sedd.samplers.grid import Tweedie
-from sedd.samplers.loop import POSITION, GridSampler, Rows
+from sedd.samplers.loop import POSITION, GridSampler, Rows, Times
 from sedd.samplers.model import PerSample, Sequences
 
 
@@ -38,10 +39,9 @@ class Gibbs(GridSampler):
         if model.process.only_masks:
             raise ValueError("sampler gibbs corrects tokens; under the model's noise only masks change: use remask")
 
-    @property
-    def calls_per_step(self) -> int:
-        """One for the step and one for each correction."""
-        return 1 + self.sites
+    def expected_calls(self, model: HasNoise, times: Times, blanks: int) -> float:
+        """Return 1 + ``sites`` calls in each step and one in the last."""
+        return float((1 + self.sites) * (len(times) - 2) + 1) if blanks else 0.0
 
     def step(self, x: Sequences, t: PerSample, s: PerSample, rows: Rows) -> Sequences:
         """Draw the step and its corrections."""

@@ -15,7 +15,7 @@ from torch.nn.functional import pad
 from sedd.draws import CounterRNG
 from sedd.ops.categorical import counter_uniforms
 from sedd.parameterization import HasNoise
-from sedd.samplers.model import PerSample, Positions, SamplingModel, Sequences
+from sedd.samplers.model import PerSample, Positions, RowStates, SamplingModel, Sequences, Uniforms
 from sedd.schedule import Schedule
 from sedd.schema import check_seed
 
@@ -111,13 +111,6 @@ class Rows:
 
     Of a model that does not depend on the noise level, hidden states are computed again only for rows that have
     changed. Reference: Ou et al. 2024, arXiv 2406.03736.
-
-    Args:
-        sampler: The sampler.
-        model: The model during this run.
-        prompt: What is given.
-        times: The time grid; empty for none.
-        rng: The random numbers of the rows.
     """
 
     event: Tensor
@@ -153,8 +146,6 @@ class Rows:
         self.is_next = False
         """Whether the next call of `hidden` returns them."""
 
-    # Rows come and go --------------------------------------------------------------------------------------
-
     def take(self, index: Int[Tensor, " r"]) -> "Rows":
         """Return the rows at these indices, which are on the CPU."""
         rows = copy.copy(self)
@@ -172,8 +163,6 @@ class Rows:
                 b = getattr(more, name)
                 wider = b.shape[-1] - a.shape[-1] if a.dim() == 2 else 0
                 setattr(self, name, torch.cat([pad(a, (0, max(0, wider))), pad(b, (0, max(0, -wider)))]))
-
-    # What a step reads -------------------------------------------------------------------------------------
 
     def now(self, plan: Tensor, later: int = 0) -> Tensor:
         """Return the plan at each row's next call, or so many calls later, on the model's device."""
@@ -199,7 +188,7 @@ class Rows:
         """The random numbers: ``rng(length, step, event)``; each (step, event) may be used once per run."""
         return CounterRNG(self.seed, self.number)
 
-    def uniforms(self, event: int) -> Float[Tensor, "b L 2"]:
+    def uniforms(self, event: int) -> Uniforms:
         """Return ``rng(length, step, event)``, on CUDA by one kernel."""
         return counter_uniforms(self.rng, self.x.shape[-1], self.step, event)
 
@@ -207,7 +196,7 @@ class Rows:
         """Return the positions that may change and may be noise."""
         return self.free & self.process.is_noisy(x)
 
-    def hidden(self, x: Sequences, sigma: PerSample) -> Float[Tensor, "b _ h"]:
+    def hidden(self, x: Sequences, sigma: PerSample) -> RowStates:
         """Return the hidden states of sequences, for the first call of a step those of `inputs`.
 
         Rows for which a sampler does not need the model may hold anything.
@@ -218,29 +207,26 @@ class Rows:
         self.is_next = False
         return sigma.new_zeros(*x.shape, 1) if self.states is None else self.states  # None: no row needs any
 
-    # A call of the model -----------------------------------------------------------------------------------
-
     def inputs(self) -> tuple[Int[Tensor, " r"] | None, Inputs]:
         """Return the rows of which the next call needs hidden states, None for all, and what the network reads."""
-        x = self.x
+        x, sigma, needed = self.x, self.now(self.sigmas), self.sampler.needed(self)
         if self.sampler.is_causal:  # what follows is not read
             x = x[:, : int(self.events.nonzero()[:, 1].amax()) + 1]
-        return self._unknown(x, self.now(self.sigmas), self.sampler.needed(self))
+        return (None, (x, sigma, self.valid)) if needed is None else self._unknown(x, sigma, needed)
 
-    def _unknown(self, x: Tensor, sigma: Tensor, needed: Tensor | None) -> tuple[Tensor | None, Inputs]:
-        """Return the inputs of the needed rows whose hidden states are not known; None: all rows."""
-        if needed is not None:
-            if self.model.cached and self.states is not None:
-                changed = (x != self.seen).any(-1)
-                self.seen, needed = torch.where(changed[:, None], -1, x), needed & changed
-            else:
-                self.seen, self.states = torch.full_like(x, -1), None
-        if needed is None or needed.all():
+    def _unknown(self, x: Tensor, sigma: Tensor, needed: Tensor) -> tuple[Tensor | None, Inputs]:
+        """Return the inputs of the needed rows whose hidden states are not known."""
+        if self.model.cached and self.states is not None:
+            changed = (x != self.seen).any(-1)
+            self.seen, needed = torch.where(changed[:, None], -1, x), needed & changed
+        else:
+            self.seen, self.states = torch.full_like(x, -1), None
+        if needed.all():
             return None, (x, sigma, self.valid)
         index = needed.nonzero().squeeze(-1)
         return index, (x[index], sigma[index], None if self.valid is None else self.valid[index])
 
-    def provide(self, x: Sequences, index: Int[Tensor, " r"] | None, hidden: Float[Tensor, "r _ h"]) -> None:
+    def provide(self, x: Sequences, index: Int[Tensor, " r"] | None, hidden: RowStates) -> None:
         """Set the hidden states of some rows, None for all; the next call of `hidden` returns them."""
         if index is None:
             self.seen, self.states = x, hidden
@@ -349,7 +335,10 @@ class Sampler(ABC):
         if isinstance(steps, int):
             return uniform_grid(steps)
         if steps is not None and len(steps):
-            return given_grid(steps)
+            grid = torch.as_tensor(steps, dtype=torch.float64)
+            if len(grid) < 2 or grid[0] != 1 or grid[-1] != 0 or not (grid.diff() < 0).all():
+                raise ValueError(f"the grid is {grid.tolist()}; it must fall from 1 to 0, as in 1,0.7,0.3,0")
+            return grid
         if self.supports_infinite_steps:
             return torch.zeros(0, dtype=torch.float64)
         raise ValueError(
@@ -375,7 +364,7 @@ def _run(rows: Rows) -> Iterator[State]:
         rows = rows if left.all() else rows.take(left.nonzero()[:, 0])
         index, inputs = rows.inputs()
         rows.provide(rows.x, index, rows.model.hidden(*inputs))
-        before, step, place = rows.x, rows.step, rows.place
+        before, step, place = rows.x, rows.now(rows.steps), rows.place
         rows.advance()
         reveal_step = torch.where(rows.x != before, step[:, None], state.reveal_step[place])
         x, reveal_step = state.x.index_copy(0, place, rows.x), state.reveal_step.index_copy(0, place, reveal_step)
@@ -390,10 +379,8 @@ class GridSampler(Sampler, ABC):
     sampler, subclass this, write `step`, and declare `order` and `assumes`; the options are dataclass fields.
     """
 
-    @property
-    def calls_per_step(self) -> int:
-        """Calls of the model in each step but the last."""
-        return 1
+    calls_per_step: ClassVar[int] = 1
+    """Calls of the model in each step but the last."""
 
     @abstractmethod
     def step(self, x: Sequences, t: PerSample, s: PerSample, rows: Rows) -> Sequences:
@@ -441,7 +428,6 @@ class GridSampler(Sampler, ABC):
             x = x.index_copy(0, index.to(x.device), self.advance(rows.take(index)))
         return x
 
-    @final
     def expected_calls(self, model: HasNoise, times: Times, blanks: int) -> float:
         """Return `calls_per_step` for each step and one for the last."""
         return float(self.calls_per_step * (len(times) - 2) + 1) if blanks else 0.0
@@ -478,14 +464,6 @@ def uniform_grid(steps: int) -> Times:
 def cosine_grid(steps: int) -> Times:
     """Return t = cos(πk/2n): short steps at first, when all tokens are unknown, and long ones at the end."""
     return torch.sin(math.pi / 2 * uniform_grid(steps))
-
-
-def given_grid(times: list[float] | Tensor) -> Times:
-    """Return the given times, which must fall from 1 to 0."""
-    grid = torch.as_tensor(times, dtype=torch.float64)
-    if len(grid) < 2 or grid[0] != 1 or grid[-1] != 0 or not (grid.diff() < 0).all():
-        raise ValueError(f"the grid is {grid.tolist()}; it must fall from 1 to 0, as in 1,0.7,0.3,0")
-    return grid
 
 
 def as_prompt(given: int | Tensor | Prompt, length: int | None) -> Prompt:

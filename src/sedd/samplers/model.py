@@ -24,8 +24,10 @@ TokenAt = Int[Tensor, " k"]
 """The tokens at k positions."""
 TableAt = Float[Tensor, "k n"]
 """One number for each state or token at k positions."""
-Uniforms = Float[Tensor, "k 2"]
-"""Two uniforms for each of k positions: by the first it changes, by the second to what."""
+Uniforms = Float[Tensor, "*s 2"]
+"""Two uniforms for each position: by the first it changes, by the second to what."""
+RowStates = Float[Tensor, "b _ h"]
+"""The hidden states of b rows."""
 Sequences = Int[Tensor, "b L"]
 """The tokens of b rows."""
 Positions = Bool[Tensor, "b L"]
@@ -85,7 +87,7 @@ class Wrapper(nn.Module, ABC):
     def is_denoiser(self) -> bool:
         """Whether it predicts the clean token, rather than by its score."""
 
-    def hidden(self, x_t: Sequences, sigma: PerSample, valid: Positions | None = None) -> Float[Tensor, "b L h"]:
+    def hidden(self, x_t: Sequences, sigma: PerSample, valid: Positions | None = None) -> RowStates:
         """Return what `log_score_at` and `log_mean_at` are computed from, at every position; of two, side by side."""
         hidden: Tensor = self.model.hidden(x_t, sigma, valid)
         if self.unconditional is None:
@@ -164,7 +166,7 @@ class SamplingModel:
         self.requires_finite = False
         """Whether hidden states that are not finite raise FloatingPointError."""
 
-    def hidden(self, x: Sequences, sigma: PerSample, valid: Positions | None = None) -> Float[Tensor, "b L h"]:
+    def hidden(self, x: Sequences, sigma: PerSample, valid: Positions | None = None) -> RowStates:
         """Return the hidden states; no rows are no call."""
         if not len(x):
             return sigma.new_zeros(*x.shape, 1)
@@ -191,7 +193,8 @@ class SamplingModel:
     def clean_probs_at(self, hidden: Hidden, x: TokenAt, sigma: PerRow) -> TableAt:
         """Return p(x_0 | x) at k positions: a denoiser's own, or the one that the score implies."""
         if is_denoiser(self.model):
-            return self.log_mean_at(hidden, x, sigma).exp()
+            log_mean: Tensor = self.model.log_mean_at(hidden, x, sigma)
+            return log_mean.exp()
         return implied_probs_at(self.model, hidden, x, sigma)
 
     # Draws -------------------------------------------------------------------------------------------------
@@ -206,23 +209,15 @@ class SamplingModel:
 
     def can_fuse(self, uses_score: bool, dsigma: Float[Tensor, " _"]) -> bool:
         """Return whether a step by so much noise can be drawn from logits, by weights in terms of scores or of p."""
-        if not self.fused or self.model.logits_are_scores != uses_score:
-            return False
-        return not (uses_score and self.process.amplifies_rounding(dsigma))
+        can = self.fused and self.model.logits_are_scores == uses_score
+        return can and not (uses_score and self.process.amplifies_rounding(dsigma))
 
-    def draw_clean(
-        self,
-        hidden: Float[Tensor, "b L h"],
-        x: Sequences,
-        sigma: PerSample,
-        where: Positions,
-        u: Float[Tensor, "b L 2"],
-    ) -> Sequences:
+    def draw_clean(self, hidden: RowStates, x: Sequences, sigma: PerSample, where: Positions, u: Uniforms) -> Sequences:
         """Draw the positions in ``where`` from p(x_0 | x), given the hidden states. It never takes the argmax."""
         y, of_score = x.clone(), self.fused and self.model.logits_are_scores
         for row, column in self.chunks(where):
             at, level = (row, column), sigma[row]
-            if self.can_fuse(of_score, level):
+            if self.fused and self.can_fuse(of_score, level):
                 one, zero = torch.ones_like(level), torch.zeros_like(level)
                 weights = reverse.denoising_weights(self.process, level) if of_score else AffineWeights(one, one, zero)
                 y[at] = self.draw_fused(hidden[at], x[at], level, u[at], weights)

@@ -12,7 +12,7 @@ from sedd.draws import PRECISION
 from sedd.parameterization import CausalModel
 from sedd.samplers.first_hitting import LeftToRight
 from sedd.samplers.guidance import Guided
-from sedd.samplers.loop import Prompt, Sampler, State, Steps, empty, given_grid, sigma_of_masked_fraction
+from sedd.samplers.loop import Prompt, Sampler, State, Steps, empty, sigma_of_masked_fraction
 from sedd.samplers.model import SamplingModel, SamplingStats, networks
 from sedd.samplers.warping import Warped
 from sedd.sampling_settings import GRIDS, SAMPLERS, SamplingSettings, check_length, check_sampler_options
@@ -68,9 +68,9 @@ def build_grid(spec: str, steps: int | None) -> Steps:
         times: Tensor = GRIDS.load(spec)(steps)
         return times
     try:
-        return given_grid([float(word) for word in spec.split(",")])
-    except ValueError as error:
-        raise ValueError(f"grid is {spec!r}: {error}") from None
+        return [float(word) for word in spec.split(",")]
+    except ValueError:
+        raise ValueError(f"grid is {spec!r}; it must be numbers from 1 down to 0, as in 1,0.7,0.3,0") from None
 
 
 class GeneratedSequence(NamedTuple):
@@ -101,12 +101,12 @@ class SamplingRun:
     @staticmethod
     def of(loaded: "LoadedModel", settings: SamplingSettings, fused: bool | None = None) -> "SamplingRun":
         """Build the run of a loaded model with the label of the settings, guidance to it, and the model's padding."""
-        conditional, guidance = loaded.with_label(settings.label).model, settings.guidance
-        model: Any = conditional if guidance else loaded.model
-        if guidance not in (0, 1):
-            if isinstance(conditional, CausalModel):
+        model: Any = loaded.model
+        if settings.label is not None and settings.guidance:
+            model = loaded.with_label(settings.label).model
+            if settings.guidance != 1 and isinstance(model, CausalModel):
                 raise ValueError("guidance mixes scores, and an autoregressive model has none; leave it out")
-            model = Guided(conditional, loaded.model, guidance)
+            model = model if settings.guidance == 1 else Guided(model, loaded.model, settings.guidance)
         if loaded.learned_pad is not None and settings.sampler in REVEAL_PADDING_LAST:
             settings = replace(settings, options={"pad": loaded.learned_pad, **settings.options})
         return SamplingRun(model, settings, fused)
@@ -166,8 +166,10 @@ def blank_prompt(loaded: "LoadedModel", count: int, length: int | None) -> Promp
 
 def final_sequences(last: State, prompt: Prompt) -> list[GeneratedSequence]:
     """Return the texts of a final state."""
-    columns = zip(last.x.tolist(), last.reveal_step.tolist(), prompt.text_lengths.tolist(), strict=True)
-    return [GeneratedSequence(x[:length], step[:length]) for x, step, length in columns]
+    sequences = []
+    for x, step, length in zip(last.x.tolist(), last.reveal_step.tolist(), prompt.text_lengths.tolist(), strict=True):
+        sequences.append(GeneratedSequence(x[:length], step[:length]))
+    return sequences
 
 
 def decode_greedy(loaded: "LoadedModel", context: Ids, length: int) -> Iterator[tuple[int, int]]:

@@ -4,7 +4,6 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 
 from sedd.parameterization import CausalModel
@@ -32,23 +31,20 @@ def parse_template(template: str, longest: int = MAX_SAMPLES) -> list[str | int]
     total = 0
     for found in _PARTS.finditer(template):
         text, gap = found.groups()
-        part: str | int
-        if text:
-            part = text.replace("{{", "{").replace("}}", "}")
-        elif (digits := gap[1:-1]).isdecimal() and len(digits) <= _DIGITS and (length := int(digits)) > 0:
-            check_count("a gap of the template", length, most=MAX_SAMPLES)
-            part, total = length, total + length
-        else:
-            raise ValueError(
-                f"the template holds {gap[:80]!r}; a gap is a number of tokens in braces, as in {{8}}, and a brace "
-                "itself is written twice"
-            )
+        part: str | int = text and text.replace("{{", "{").replace("}}", "}")
+        if not text:
+            if not ((digits := gap[1:-1]).isdecimal() and len(digits) <= _DIGITS and int(digits)):
+                raise ValueError(
+                    f"the template holds {gap[:80]!r}; a gap is a number of tokens in braces, as in {{8}}, and a brace "
+                    "itself is written twice"
+                )
+            part = int(digits)
+            check_count("a gap of the template", part, most=MAX_SAMPLES)
+            total += part
         if total <= longest:
             parts.append(part)
     if not total:
-        raise ValueError(
-            f"the template {template[:80]!r} has no gap; write {{8}} where eight tokens are to be filled in"
-        )
+        raise ValueError(f"the template {template[:80]!r} has no gap; write {{8}} where eight tokens are to be filled")
     if total > longest:
         raise ValueError(
             f"the gaps of the template add up to {total} tokens; the model takes up to {longest}: write shorter gaps"
@@ -68,18 +64,15 @@ def template_ids(template: str, tokenizer: Tokenizer, longest: int = MAX_SAMPLES
         longest: The longest row that the model takes.
     """
     row: list[int] = []
-    count, parts = 0, parse_template(template, longest)
+    parts = parse_template(template, longest)
     for part, following in zip(parts, [*parts[1:], ""], strict=True):
         if isinstance(part, int):
-            ids = np.full(part, -1)
+            row += [-1] * part
         else:
             leaves_space = isinstance(following, int) and part.endswith(" ") and tokenizer.words_include_space
-            ids = tokenizer.encode(part[:-1] if leaves_space else part)
-        count += len(ids)
-        if count <= longest:
-            row += ids.tolist()
-    if count > longest:
-        raise ValueError(f"a template has {count} tokens with its gaps; the model takes up to {longest}")
+            row += tokenizer.encode(part[:-1] if leaves_space else part).tolist()
+    if len(row) > longest:
+        raise ValueError(f"a template has {len(row)} tokens with its gaps; the model takes up to {longest}")
     return row
 
 
@@ -96,42 +89,32 @@ def build_prompt(rows: list[list[int]], loaded: "LoadedModel") -> Prompt:
     denoiser under absorbing noise sums over the unknown by masks that are never revealed. An autoregressive model does
     not read what follows. For other models it is drawn, too, and left out.
     """
-    process, model, length = loaded.process, loaded.model, loaded.config.model.seq_len
-    pad = None if isinstance(model, CausalModel) else loaded.learned_pad
+    process, model = loaded.process, loaded.model
+    if loaded.learned_pad is None or isinstance(model, CausalModel):
+        return prompt_from_ids(rows)
     sums = process.only_masks and not model.depends_on_sigma
-    return prompt_from_ids(rows, length, process.vocab_size, pad, process.vocab_size if sums else -1)
+    return prompt_from_ids(rows, loaded.config.model.seq_len, loaded.learned_pad, process.vocab_size if sums else -1)
 
 
-def prompt_from_ids(
-    rows: list[list[int]], length: int, vocab_size: int, pad: int | None = None, unknown: int = -1
-) -> Prompt:
+def prompt_from_ids(rows: list[list[int]], width: int | None = None, pad: int = 0, unknown: int = -1) -> Prompt:
     """Build a prompt from rows of token ids, in which −1 is to be filled.
 
     Args:
         rows: Token ids; lengths may differ.
-        length: The longest row that the model takes.
-        vocab_size: Ids must be below it.
-        pad: The padding token of a model trained on padded records: rows are then padded to ``length`` with given
-            tokens. None: shorter rows are not padded.
+        width: Pad rows to this many tokens, all of them given; None: what follows shorter rows is not read.
+        pad: The padding token of a model trained on padded records.
         unknown: What rows that end in a gap are continued by instead of padding: the mask, or −1, to be filled.
     """
-    for row in rows:
-        if len(row) > length:
-            raise ValueError(f"a template has {len(row)} tokens with its gaps; the model takes up to {length}")
-        if bad := next((id for id in row if id >= vocab_size or id < -1), None):
-            mask = " (that is the mask, which no text contains)" if bad == vocab_size else ""
-            raise ValueError(f"the template holds token {bad}{mask}; tokens lie in 0..{vocab_size - 1}")
-    width = max((len(row) for row in rows), default=0) if pad is None else length
-    given = np.full((len(rows), width), 0 if pad is None else pad, dtype=np.int64)
-    is_open = [pad is not None and row[-1:] == [-1] for row in rows]
+    lengths = torch.tensor([len(row) for row in rows])
+    length = max((len(row) for row in rows), default=0)
+    given = torch.full((len(rows), width or length), pad)
+    is_open = [width is not None and row[-1:] == [-1] for row in rows]
     for i, row in enumerate(rows):
         if is_open[i]:
             given[i] = unknown
-        given[i, : len(row)] = row
-    lengths = torch.tensor([len(row) for row in rows])
-    whole = pad is not None or bool((lengths == width).all())
-    kept = torch.where(torch.tensor(is_open), lengths, width) if any(is_open) else None
-    return Prompt(torch.from_numpy(given), None if whole else torch.arange(width) < lengths[:, None], kept)
+        given[i, : len(row)] = torch.tensor(row)
+    valid = None if width or bool((lengths == length).all()) else torch.arange(length) < lengths[:, None]
+    return Prompt(given, valid, torch.where(torch.tensor(is_open), lengths, given.shape[1]) if any(is_open) else None)
 
 
 def without_stop(text: str, stops: Sequence[str], start: int = 0, may_go_on: bool = False) -> str:

@@ -31,6 +31,7 @@ class Theta(GridSampler):
 
     order: ClassVar[float] = 2.0  # under uniform noise 1, with a fraction of Tweedie's error at as many calls
     assumes: ClassVar[str] = "absorbing noise; conditionals that change by less than a factor of two within a step"
+    calls_per_step: ClassVar[int] = 2
     theta: float = 0.5
     """Where in a step the second stage begins, from 0 (its start) to 1 (its end)."""
 
@@ -64,11 +65,6 @@ class Theta(GridSampler):
         by_t = model.process.staggered_score(log_score_t.exp(), (sigma_t - sigma_s).to(dtype)) * into_middle
         by_mid = analytic_weights(model.process, log_score_mid, x_mid, sigma_m, sigma_s)
         return alpha * normalize_probs(by_mid) - (alpha - 1) * normalize_probs(by_t)
-
-    @property
-    def calls_per_step(self) -> int:
-        """One for each stage."""
-        return 2
 
     def needs_model(self, rows: Rows, t: PerSample, s: PerSample) -> Bool[Tensor, " b"]:
         """Return the rows with noise."""
