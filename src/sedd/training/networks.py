@@ -129,9 +129,8 @@ def _import(name: str, folder: str | None) -> Any:
         found = importlib.import_module(module)
     except Exception as error:  # whatever goes wrong while the user's code runs
         if isinstance(error, ModuleNotFoundError) and error.name and f"{module}.".startswith(f"{error.name}."):
-            where = f"is not installed{f' and not in {folder}' if folder else ''}"
-            advice = "install it, or go to the folder that holds it"
-            raise ValueError(f"network is {name}, and the module {error.name} {where}; {advice}") from None
+            where = f"the installed packages{f' or {folder}' if folder else ''}; install it, or go to its folder"
+            raise ValueError(f"network is {name}, and there is no module {error.name} in {where}") from None
         raise ValueError(f"network {name} cannot be imported: {type(error).__name__}: {error}") from error
     try:
         return functools.reduce(getattr, attributes.split("."), found)
