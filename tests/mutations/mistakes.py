@@ -485,8 +485,8 @@ MISTAKES = [
     Mistake(
         "bounds that are higher by less than their error are overfitting",
         "training/loop.py",
-        "min(later) <= bound + stderr:",
-        "min(later) <= bound:",
+        'min(later) <= lowest["bound"] + lowest["bound_stderr"]:',
+        'min(later) <= lowest["bound"]:',
         f"{OVERFITTING}::test_three_bounds_in_a_row_must_be_higher_by_more_than_the_error",
     ),
     Mistake(

@@ -5,12 +5,11 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
-from types import FrameType
-from typing import Any, NamedTuple, final
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -79,8 +78,12 @@ def run(
     with (
         distributed.process_group(device) as ranks,
         files.locked_folder(out) if ranks.is_main else nullcontext(),
-        _deterministic(config.train.deterministic),
+        ExitStack() as ends,
     ):
+        ends.callback(torch.use_deterministic_algorithms, torch.are_deterministic_algorithms_enabled())
+        if config.train.deterministic:  # on a GPU too
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read by cuBLAS when it is first used
+            torch.use_deterministic_algorithms(True)
         trainer = Trainer(with_absolute_paths(config, out), *open_datasets(config, prepare, ranks), ranks)
         if trainer.blocks.padding is not None:
             note(trainer.blocks.padding)
@@ -104,7 +107,8 @@ def _train(
         on_event("log", {"spent": spent, **record})
 
     on_nonfinite = partial(_handle_nonfinite, trainer, out, note)
-    clock, overfitting = Clock(state), OverfittingCheck(run_log.read_log(out) if ranks.is_main else ())
+    clock, overfitting = Clock(state), ""
+    bounds = [record for record in (run_log.read_log(out) if ranks.is_main else ()) if "bound" in record]
     validation: dict[str, float] = {}
     unread: Callable[[], Record] | None = None
     spent, stopping = _agree(config, state, ranks, False)
@@ -155,8 +159,10 @@ def _train(
                 if is_last:
                     trainer.writer.wait()
         on_event("log", {"spent": spent, **record})
-        if validation and (warning := overfitting.describe(record, state.best_step)):
-            note(warning)
+        if validation:
+            bounds.append(record)
+            if not overfitting and (overfitting := describe_overfitting(bounds, state.best_step)):
+                note(overfitting)
     if spent < 1 or stopping:
         return validation
     validation = validation or _logged_bound(trainer, out)
@@ -269,41 +275,21 @@ def _all_written(trainer: Trainer, note: Note) -> Iterator[None]:
 
 
 @contextmanager
-def _deterministic(enabled: bool) -> Iterator[None]:
-    """Use deterministic algorithms on a GPU too."""
-    before = torch.are_deterministic_algorithms_enabled()
-    if enabled:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read by cuBLAS when it is first used
-        torch.use_deterministic_algorithms(True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(before)
-
-
-@contextmanager
 def _signals() -> Iterator[list[int]]:
     """Catch SIGTERM, SIGHUP and Ctrl-C, so that the current step is finished; yield the list of what was caught.
 
     Signals after the first are caught too, until everything is saved.
     """
     caught: list[int] = []
-    if threading.current_thread() is not threading.main_thread():  # the only thread that may handle signals
-        yield caught
-        return
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        caught.append(number)
-
     numbers = [signal.SIGTERM, signal.SIGINT]
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup sets it
         numbers.append(signal.SIGHUP)
-    before = {number: signal.signal(number, handle) for number in numbers}
-    try:
+    with ExitStack() as ends:
+        if threading.current_thread() is threading.main_thread():  # the only thread that may handle signals
+            for number in numbers:
+                before = signal.signal(number, lambda number, frame: caught.append(number))
+                ends.callback(signal.signal, number, before)
         yield caught
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 # Logging ---------------------------------------------------------------------------------------------------
@@ -357,45 +343,27 @@ class Clock:
         return times | {"tokens_per_second": round((state.tokens - tokens) / max(state.seconds - seconds, 1e-9))}
 
 
-@final
-class OverfittingCheck:
-    """Follows the validation bounds of a run, which have the same sequences, times and noise; reports overfitting once.
+def describe_overfitting(records: Sequence[Record], saved_step: int | None) -> str:
+    """Return what to say if the last validation bounds of a run are above the lowest; empty if they are not.
 
-    ``records``, those of a log, are its beginning.
+    All of them have the same sequences, times and noise.
     """
-
-    def __init__(self, records: Iterable[Record]) -> None:
-        self._is_reported = False
-        self._bounds: list[tuple[float, float, int]] = []
-        for record in records:
-            self._add(record)
-
-    def _add(self, record: Record) -> bool:
-        has_bound = math.isfinite(record.get("bound", math.nan))
-        if has_bound:
-            self._bounds.append((record["bound"], record["bound_stderr"], record["step"]))
-        return has_bound
-
-    def describe(self, record: Record, saved_step: int | None) -> str | None:
-        """Add a record; return what to say where it is the first that shows overfitting."""
-        if not self._add(record) or self._is_reported:
-            return None
-        lowest = min(self._bounds)
-        bound, stderr, step = lowest
-        later = [higher for higher, *_ in self._bounds[self._bounds.index(lowest) + 1 :]][-PATIENCE:]
-        if len(later) < PATIENCE or min(later) <= bound + stderr:
-            return None
-        self._is_reported = True
-        if saved_step is None:
-            saved = "No checkpoint is saved before the end; set train.save_every to keep the best"
-        else:
-            is_best = "" if saved_step == step else ", the best that was saved; a lower train.save_every saves more"
-            saved = f"Commands use the checkpoint of step {saved_step:,}{is_best}"
-        return (
-            f"the run overfits: its validation bound was {bound:.3f} nats per token at step {step:,}, the last "
-            f"{PATIENCE} were higher, and now it is {record['bound']:.3f}. {saved}; stop, and train on more text, a "
-            "smaller network, or with --set model.dropout=0.1"
-        )
+    found = [record for record in records if math.isfinite(record["bound"])]
+    lowest = min(found, key=lambda record: float(record["bound"]), default=None)
+    later = [record["bound"] for record in found[found.index(lowest) + 1 :]][-PATIENCE:] if lowest else []
+    if lowest is None or len(later) < PATIENCE or min(later) <= lowest["bound"] + lowest["bound_stderr"]:
+        return ""
+    if saved_step is None:
+        saved = "No checkpoint is saved before the end; set train.save_every to keep the best"
+    else:
+        is_best = saved_step == lowest["step"]
+        saved = f"Commands use the checkpoint of step {saved_step:,}"
+        saved += "" if is_best else ", the best that was saved; a lower train.save_every saves more"
+    return (
+        f"the run overfits: its validation bound was {lowest['bound']:.3f} nats per token at step {lowest['step']:,}, "
+        f"the last {PATIENCE} were higher, and now it is {later[-1]:.3f}. {saved}; stop, and train on more text, a "
+        "smaller network, or with --set model.dropout=0.1"
+    )
 
 
 @contextmanager
