@@ -158,11 +158,13 @@ def _train(
                 trainer.save(out / checkpoint.CHECKPOINTS)
                 if is_last:
                     trainer.writer.wait()
-        on_event("log", {"spent": spent, **record})
-        if validation:
+        may_overfit = bool(validation) and not overfitting  # which is reported once
+        if may_overfit:
             bounds.append(record)
-            if not overfitting and (overfitting := describe_overfitting(bounds, state.best_step)):
-                note(overfitting)
+            overfitting = describe_overfitting(bounds, state.best_step)
+        on_event("log", {"spent": spent, **record})
+        if may_overfit and overfitting:
+            note(overfitting)
     if spent < 1 or stopping:
         return validation
     validation = validation or _logged_bound(trainer, out)
@@ -389,17 +391,16 @@ def _open_log(trainer: Trainer, out: Path, note: Note) -> Iterator[Callable[[Rec
             log.write(record)
         trainer.state.logged = log.records
 
-    # TensorBoard's thread raises an OSError again at its next write: its traceback is suppressed
-    before = threading.excepthook
-    threading.excepthook = lambda args: None if issubclass(args.exc_type, OSError) else before(args)
-    try:
-        yield write
-    except BaseException:
-        with suppress(OSError):  # the first error is the one to report
-            log.close()
-        raise
-    else:
+    with ExitStack() as ends:
+        # TensorBoard's thread raises an OSError again at its next write: its traceback is suppressed
+        before = threading.excepthook
+        ends.callback(setattr, threading, "excepthook", before)
+        threading.excepthook = lambda args: None if issubclass(args.exc_type, OSError) else before(args)
+        try:
+            yield write
+        except BaseException:
+            with suppress(OSError):  # the first error is the one to report
+                log.close()
+            raise
         with checkpoint.explain_write_errors(log.path):
             log.close()
-    finally:
-        threading.excepthook = before

@@ -70,8 +70,9 @@ def lr_multiplier(config: OptimConfig, step: int, budget_used: float) -> float:
 
 def set_learning_rate(optimizers: list[torch.optim.Optimizer], lr: float) -> None:
     """Set the learning rate of the next step."""
-    for group in (group for optimizer in optimizers for group in optimizer.param_groups):
-        group["lr"] = lr
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = lr
 
 
 def step_if_finite(optimizers: list[torch.optim.Optimizer], finite: Tensor) -> None:
