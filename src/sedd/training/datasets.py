@@ -23,10 +23,7 @@ if TYPE_CHECKING:
 
 
 def prepare_data(config: RunConfig, on_progress: Callable[[int, int], None] | None = None) -> Path:
-    """Return the folder of the run's shards, checked: a prepared folder, else tokenized once and cached by content.
-
-    ``on_progress`` is called with the bytes done and in total.
-    """
+    """Return the folder of the run's shards, checked: a prepared folder, else tokenized once and cached by content."""
     options = config.data
     if len(options.sources) == 1 and data.is_prepared(options.sources[0]):
         folder = Path(options.sources[0])

@@ -35,9 +35,7 @@ def estimate_cost(
 ) -> dict[str, Any]:
     """Measure memory and time of a few training steps, and extrapolate to the end of the budget.
 
-    Args:
-        on_progress: Called with the number of measurements done, and how many there are.
-        device: The device that was given; None: the default.
+    ``on_progress`` is called with the number of measurements done, and how many there are.
     """
     with tempfile.TemporaryDirectory() as folder, distributed.process_group(device) as ranks:
         sample = prepare_sample(config, Path(folder))
@@ -123,10 +121,7 @@ def prepare_sample(config: RunConfig, folder: Path) -> DataSample:
 
 
 def _write_sample(options: DataConfig, folder: Path) -> tuple[Path, float]:
-    """Write the first records to a text or a table in ``folder``; return it, and how much of the data it is.
-
-    Bytes that are not UTF-8 are replaced.
-    """
+    """Write the first records to a text or a table in ``folder``; return it, and how much of the data it is."""
     sources, size, fraction = data.expand_sources(options.sources), 0, math.nan
     total = sum(source.size for source in sources)
     encoding = data.TextEncoding.for_tokenizer(options.tokenizer, options.encoding)

@@ -200,10 +200,9 @@ def _is_due(step: int, every: int) -> bool:
 
 
 def _saves_best(config: RunConfig, step: int) -> bool:
-    """Whether a checkpoint is saved if it is the best: at the first validation after each half of ``save_every`` steps.
+    """Return whether to save a checkpoint that is the best: at the first validation after each half of ``save_every``.
 
-    At the start every validation is the best, and to save a large network takes longer than to validate it. A run that
-    is validated a few times is saved at each that is the best.
+    At the start every validation is the best, and saving a large network takes longer than validating it.
     """
     every, steps = config.train.save_every, config.budget.steps
     is_short = steps is not None and steps <= FEW_VALIDATIONS * config.eval_every
@@ -211,10 +210,7 @@ def _saves_best(config: RunConfig, step: int) -> bool:
 
 
 def _agree(config: RunConfig, state: TrainingState, ranks: Ranks, stop: bool) -> tuple[float, bool]:
-    """Return the used fraction of the budget, at most 1, and whether to stop; the same in all processes.
-
-    Time is the mean over processes. No GPU is waited for.
-    """
+    """Return the used fraction of the budget, by the processes' mean time, and whether to stop; the same in all."""
     seconds, stops = ranks.all_reduce_sum(torch.tensor([state.seconds, float(stop)], dtype=torch.float64)).tolist()
     return config.budget.spent(state.step, state.tokens, seconds / ranks.world_size), stops > 0
 
@@ -278,10 +274,7 @@ def _all_written(trainer: Trainer, note: Note) -> Iterator[None]:
 
 @contextmanager
 def _signals() -> Iterator[list[int]]:
-    """Catch SIGTERM, SIGHUP and Ctrl-C, so that the current step is finished; yield the list of what was caught.
-
-    Signals after the first are caught too, until everything is saved.
-    """
+    """Catch SIGTERM, SIGHUP and Ctrl-C until everything is saved; yield the list of what was caught."""
     caught: list[int] = []
     numbers = [signal.SIGTERM, signal.SIGINT]
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup sets it

@@ -23,9 +23,7 @@ _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 def orthogonalize(matrices: Tensor, iterations: int = 5) -> Tensor:
     """Return matrices (k, m, n) with the same singular vectors and singular values in [0.68, 1.21].
 
-    Singular values below 0.002 of the Frobenius norm stay smaller than that.
-
-    Newton–Schulz iteration: X ← a·X + b·(XXᵀ)X + c·(XXᵀ)²X.
+    Newton–Schulz iteration: X ← a·X + b·(XXᵀ)X + c·(XXᵀ)²X. Singular values below 0.002 of the norm stay smaller.
     """
     a, b, c = _COEFFICIENTS
     is_tall = matrices.shape[-2] > matrices.shape[-1]

@@ -40,10 +40,7 @@ _allowed: dict[str, "str | type[nn.Module] | None"] = {}
 
 
 def allow(network: "str | type[nn.Module]") -> str:
-    """Allow a network, a class or its name, because the user named it; return its name.
-
-    Its module may also be in the working directory.
-    """
+    """Allow a class, or a name that may be in the working directory, because the user named it; return its name."""
     if isinstance(network, str):
         if network not in NETWORKS.plugins:
             _check_path(network)

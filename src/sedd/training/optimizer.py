@@ -51,12 +51,7 @@ def _uses_fused_kernel(weights: Sequence[Tensor]) -> bool:
 
 
 def lr_multiplier(config: OptimConfig, step: int, budget_used: float) -> float:
-    """Return the learning-rate schedule's factor: linear warmup, then constant, linear or cosine decay.
-
-    Args:
-        step: Steps done so far, which warmup counts.
-        budget_used: Fraction of the training budget used so far, which decay follows.
-    """
+    """Return the learning-rate schedule's factor: linear warmup over steps, then decay over the used budget."""
     warmup = min(1.0, (step + 1) / config.warmup_steps) if config.warmup_steps else 1.0
     progress = 1 - min(1.0, (1 - min(max(budget_used, 0.0), 1.0)) / config.decay_fraction)
     final_fraction = config.final_lr_fraction

@@ -18,36 +18,23 @@ from sedd.training.datasets import check_data, find_sources, require_sources
 from sedd.training.recipes import RECIPES
 from sedd.yaml_file import parse_yaml, read_settings
 
-PATHS = {
-    "network": "network",
-    "process": "noise.process",
-    "parameterization": "model.parameterization",
-    "objective": "objective",
-    "tokenizer": "data.tokenizer",
-    "packing": "data.packing",
-    "label": "data.label",
-    "column": "data.column",
-    "encoding": "data.encoding",
-    "seq_len": "model.seq_len",
-    "batch_size": "train.batch_size",
-    "lr": "optim.lr",
-    "steps": "budget.steps",
-    "minutes": "budget.minutes",
-    "save_every": "train.save_every",
-    "seed": "seed",
-    "compile": "train.compile",
-    "fsdp": "train.fsdp",
-    "on_nonfinite": "train.on_nonfinite",
-    "sources": "data.sources",
+_FLAGS = {
+    "noise": "process",
+    "model": "parameterization seq_len",
+    "data": "tokenizer packing label column encoding sources",
+    "train": "batch_size save_every compile fsdp on_nonfinite",
+    "optim": "lr",
+    "budget": "steps minutes",
 }
+PATHS = {name: f"{section}.{name}" for section, names in _FLAGS.items() for name in names.split()}
+PATHS |= {name: name for name in ("network", "objective", "seed")}
 """The configuration key that each flag of ``sedd train`` sets."""
 
 
 def decide_resume(out: Path, resume: bool) -> bool:
     """Return whether to continue the run in ``out``: if ``resume`` is given, or torchrun has restarted this process.
 
-    Raises ValueError for a run that would be overwritten, a folder without a run to continue, and a run whose
-    checkpoints are lost.
+    Reject a run that would be overwritten, a folder without one to continue, and one whose checkpoints are lost.
     """
     holds_run = (out / checkpoint.CONFIG).is_file()
     if holds_run and (resume or is_restart()):
@@ -153,10 +140,7 @@ def merge_config(
 
 
 def _allow_network(layers: Sequence[Mapping[str, Any]], resume: Path | None, file: Path | None) -> None:
-    """Allow the network of a run that is resumed, of a settings file and of flags.
-
-    The user did not write a config.json: its network must be that of a run of the user's own.
-    """
+    """Allow the network of a resumed run, a settings file and flags; that of a config.json if the user trained it."""
     stored, _, in_file, given = (_section(layer, "network") for layer in layers)
     if resume and stored:
         networks.allow_own(resume, stored)

@@ -21,6 +21,8 @@ from sedd.training.config import OBJECTIVES, PROCESSES, SCHEDULES, RunConfig
 
 ARCHITECTURES: dict[str, Callable[..., nn.Module]] = {"modern": Modern, "reference": Reference}
 """The networks of the options `model.architecture`."""
+SIZES = ("width", "depth", "heads", "cond_dim", "dropout", "ngrams", "embedding_norm")
+"""The options of the section `model` that are arguments of these networks."""
 TIME_SAMPLERS: dict[str, Callable[[], TimeSampler]] = {"low-noise": LowNoiseTimes, "bell": bell_times}
 """The distributions of the option `train.time_sampling` other than uniform."""
 
@@ -67,16 +69,10 @@ def build_network(config: RunConfig, setup: DiffusionSetup, labels: int = 0) -> 
         check_memory(least, what, "choose a smaller width, depth or vocabulary")
     network: nn.Module = ARCHITECTURES[m.architecture](
         states=states,
-        width=m.width,
-        depth=m.depth,
-        heads=m.heads,
-        cond_dim=m.cond_dim,
-        dropout=m.dropout,
+        **{name: getattr(m, name) for name in SIZES},
         time_conditioning=config.time_conditioning != "none",
         causal=causal,
         hollow=hollow,
-        ngrams=m.ngrams,
-        embedding_norm=m.embedding_norm,
         labels=labels,
         generator=torch.Generator().manual_seed(config.seed),
     )

@@ -57,10 +57,7 @@ def choose_features(config: RunConfig, given: Mapping[str, Any], device: str | N
 def choose_sizing(config: RunConfig, given: Mapping[str, Any], device: str | None = None) -> dict[str, Any]:
     """Return values of the keys that decide size and speed, for the device, data and budget of ``config``.
 
-    Args:
-        config: The run, with `choose_features`, and with defaults for the values that are to be chosen.
-        given: The keys that were given and are kept; heads and batch fit them.
-        device: The device that was given; None: the default.
+    ``config`` has the values of `choose_features`. Heads and batch fit the keys of the model that were given.
     """
     kind, kept = _kind(device), given.get("model", {})
     flops = 60 * (config.budget.minutes or DEFAULT_MINUTES) * measure_flops(kind)
@@ -115,10 +112,7 @@ def _choose_size(config: RunConfig, device: str, flops: float) -> tuple[int, int
 
 
 def choose_tokenizer(config: RunConfig, given: Mapping[str, Any], device: str | None = None) -> dict[str, Any]:
-    """Return a tokenizer for the data: characters for a small alphabet, BPE for longer texts, else bytes; or integers.
-
-    Nothing, to leave it as it is, for prepared data, arrays and data sets that are elsewhere.
-    """
+    """Return a tokenizer for local text: characters of a small alphabet, BPE of longer texts, else bytes; or integers."""
     options = config.data
     if not _is_local_text(options):
         return {}
@@ -261,8 +255,7 @@ class Formula(NamedTuple):
     def expected_bits(self, weights: int | float, characters: int | float, available: int | float) -> float | None:
         """Return the expected bits per character, or None where nothing comparable was measured.
 
-        Args:
-            available: Characters of the data, NaN if unknown; many passes over it are not comparable.
+        Many passes over the ``available`` characters of the data, NaN if unknown, are not comparable.
         """
         values = weights, characters, characters / weights
         ranges = self.weights, self.characters, self.characters_per_weight
@@ -289,10 +282,7 @@ SIZED = Formula(
 
 
 def formula_of(config: RunConfig) -> Formula | None:
-    """Return the formula of runs of this kind; None if there is none.
-
-    Measured were text, absorbing noise, and objectives whose value is the bound.
-    """
+    """Return the formula of runs of this kind: of text, absorbing noise, and objectives whose value is the bound."""
     tokenizer = config.data.tokenizer.partition(":")[0]
     is_text = config.data.packing == "packed" and tokenizer in ("bytes", "chars", "bpe")
     if config.network or not is_text or config.noise.process != "absorbing" or config.objective not in BOUND_OBJECTIVES:

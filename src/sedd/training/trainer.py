@@ -188,8 +188,7 @@ class Trainer:
     def batch_loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return the summed loss of a batch and, without gradient and ``train.loss_weighting``, that of each sequence.
 
-        The loss is fused with the head where the objective has such a form. The loss weighting is (1 + p)(1 − e^−σ)^p,
-        whose mean is 1 where 1 − e^−σ is uniform.
+        The loss weighting is (1 + p)(1 − e^−σ)^p, whose mean is 1 where 1 − e^−σ is uniform.
         """
         model, objective = self.bind(self.model, batch.valid, batch.label), self.setup.objective
         factor = torch.ones_like(batch.t)
@@ -251,10 +250,7 @@ class Trainer:
     # Checkpoints -------------------------------------------------------------------------------------------
 
     def save(self, root: Path) -> None:
-        """Save everything that the next step depends on, and remove older checkpoints; the first process writes.
-
-        On a GPU the files are written in the background; `writer.wait` waits for them.
-        """
+        """Save everything that the next step depends on, on a GPU in the background, and remove older checkpoints."""
         tensors = self._named_tensors()
         if self.ranks.is_main:
             index = self.blocks.index
