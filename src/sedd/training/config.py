@@ -318,8 +318,7 @@ class TrainConfig(_Section):
     time_sampling: Annotated[str, one_of("uniform", "low-noise", "bell")] = "uniform"
     """Distribution of training times: uniform; with importance weights, low-noise (t = u²) or bell (around 1/2)."""
     loss_weighting: Annotated[float, within("[0, inf)")] = 0.0
-    """Exponent p of a factor (1 + p)(1 − e^−σ)^p on the loss of a sequence, for gradients with less noise; 0: the bound
-    itself."""
+    """Exponent p of a factor (1 + p)(1 − e^−σ)^p on the loss of a sequence, for less noisy gradients; 0: no factor."""
     precision: Annotated[str, one_of("float32", "bfloat16", "float8")] = "float32"
     """Precision of matrix products: float32, bfloat16 (mixed precision), or float8 in the blocks where it pays."""
     compile: bool = False
@@ -327,8 +326,7 @@ class TrainConfig(_Section):
     cuda_graphs: bool = True
     """Use CUDA graphs for the blocks on a single GPU, unless they are compiled or checkpointed."""
     activation_checkpointing: Annotated[str, one_of("none", "selective", "full")] = "none"
-    """Activations recomputed in the backward pass to save memory: none, selective (all but those of matrix products and
-    attention) or full."""
+    """Activations to recompute, which saves memory: none, selective (not of matrix products and attention) or full."""
     deterministic: bool = False
     """Use deterministic algorithms on a GPU, as a CPU always does, with any number of threads; attention is slower."""
     fsdp: bool = False
@@ -336,8 +334,7 @@ class TrainConfig(_Section):
     log_every: Annotated[int, count(1, MAX_STEPS)] = 10
     """Steps between records of the training loss."""
     eval_every: Annotated[int | None, count(0, MAX_STEPS)] = None
-    """Steps between validations, by default 250 or, under a budget of fewer than 1,000 steps, a quarter of it; the last
-    step is validated too."""
+    """Steps between validations, by default 250, or a quarter of a budget below 1,000 steps; the last is validated."""
     eval_sequences: Annotated[int, count(1, MAX_SAMPLES)] = 256
     """Sequences per validation."""
     save_every: Interval = 500

@@ -185,14 +185,13 @@ def _check_bound(step: int, validation: dict[str, float]) -> None:
 
 def _logged_bound(trainer: Trainer, out: Path) -> dict[str, float]:
     """Return the validation bound that the log has for the current step, the same in all processes; empty if none."""
+
+    def read() -> list[Record]:
+        return [r for r in run_log.read_log(out) if r["step"] == trainer.state.step and "bound" in r]
+
+    found = trainer.ranks.once_per_node(read)[-1:]
     fields = ("bound", "bound_stderr", "bound_bits_per_char")  # the last of text alone
-    records = run_log.read_log(out) if trainer.ranks.is_main else []
-    found = [r for r in records if r["step"] == trainer.state.step and "bound" in r]
-    values = [found[-1].get(name, math.nan) for name in fields] if found else [0.0] * 3
-    shared = torch.tensor([float(bool(found)), *values], dtype=torch.float64)
-    has_bound, *bound = trainer.ranks.all_reduce_sum(shared).tolist()
-    named = zip(fields, bound, strict=True)
-    return {name: value for name, value in named if not math.isnan(value)} if has_bound else {}
+    return {name: record[name] for record in found for name in fields if name in record}
 
 
 def _is_due(step: int, every: int) -> bool:

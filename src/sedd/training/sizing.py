@@ -112,7 +112,7 @@ def _choose_size(config: RunConfig, device: str, flops: float) -> tuple[int, int
 
 
 def choose_tokenizer(config: RunConfig, given: Mapping[str, Any], device: str | None = None) -> dict[str, Any]:
-    """Return a tokenizer for local text: characters of a small alphabet, BPE of longer texts, else bytes; or integers."""
+    """Return a tokenizer for local data: characters of a small alphabet, BPE of long text, else bytes; or integers."""
     options = config.data
     if not _is_local_text(options):
         return {}
