@@ -16,7 +16,7 @@ from sedd.serve import http
 from sedd.serve import server as server_module
 from sedd.serve.app import build_app
 from sedd.serve.fill import TextConverter
-from sedd.serve.jobs import Edit, Job, Step
+from sedd.serve.jobs import Edit, Step
 from sedd.serve.limits import Limits
 from sedd.serve.schema import CompletionRequest, InfillRequest
 from sedd.tokenizer import Characters
@@ -106,8 +106,7 @@ def test_a_client_that_does_not_read_its_stream_ends_it(monkeypatch: pytest.Monk
     steps = [Step(k, 0.5, k, 9, [Edit(place, 0) for place in range(30)]) for k in range(4)]
 
     async def cancels_at(read: int) -> int:
-        inbox = server_module.Inbox()
-        inbox.job = Job([], 0.0, inbox.put)
+        inbox = server_module.Inbox([], 0.0)
         for number, step in enumerate(steps):
             inbox.put(0, step)
             await asyncio.sleep(0)

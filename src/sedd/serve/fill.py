@@ -3,9 +3,8 @@
 import math
 import secrets
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import cache
-from typing import Any, NamedTuple, final
+from typing import Any, NamedTuple
 
 from sedd import samplers
 from sedd.loading import LoadedModel
@@ -25,80 +24,57 @@ class Choice(NamedTuple):
     """One text of a reply."""
 
     row: Row
-    span: slice
-    """The positions whose text is returned."""
+    span: slice  # the positions whose text is returned
     template: str | None = None
-    echoed: int = 0
-    """How many of these tokens are the prompt."""
-    stops: Sequence[str] = ()
-    """The text ends before the first of these after the prompt."""
+    echoed: int = 0  # how many of these tokens are the prompt
+    stops: Sequence[str] = ()  # the text ends before the first of these after the prompt
 
 
-class Shown(NamedTuple):
-    """The text of a reply."""
-
-    text: str
-    finish_reason: str
-    """``stop`` where the model or a stop string ended it, and for templates; ``length`` at the limit."""
-
-
-@final
-@dataclass(frozen=True)
-class Fill:
+class Fill(NamedTuple):
     """The texts that a request wants."""
 
     choices: list[Choice]
-    settings: SamplingSettings
+    seed: int
     prompt_tokens: int
 
 
 class TextConverter:
-    """The model's texts: requests into rows of tokens, and tokens into text.
-
-    Args:
-        loaded: The model.
-        limits: Caps on what multiplies the work.
-    """
+    """The model's texts: requests into rows of tokens, and tokens into text."""
 
     def __init__(self, loaded: LoadedModel, limits: Limits) -> None:
-        self.loaded, self.limits = loaded, limits
+        self.loaded, self.limits, self.longest = loaded, limits, loaded.config.model.seq_len
         self.token_text = cache(self._token_text)
 
     def completion(self, request: CompletionRequest) -> Fill:
         """Return the rows of a completion: prompt, gap and suffix."""
         self._check_caps(request)
-        if request.max_tokens > (longest := self.loaded.config.model.seq_len):
-            raise ValueError(f"max_tokens is {request.max_tokens}; this model generates up to {longest} tokens")
+        if request.max_tokens > self.longest:
+            raise ValueError(f"max_tokens is {request.max_tokens}; this model generates up to {self.longest} tokens")
         if request.logprobs is not None and not self.loaded.process.only_masks:
             raise ValueError("logprobs need absorbing noise, under which every token is drawn once; leave them out")
         if request.best_of not in (None, 1, request.n):
-            raise ValueError(
-                f"best_of is {request.best_of}, and texts are not ranked; leave it out, or give {request.n}"
-            )
-        encode, gap = self._encode, [-1] * request.max_tokens
-        end = encode(request.suffix or "")
-        stops = _as_list(request.stop or [])
-        starts = [encode(prompt) for prompt in _as_list(request.prompt)]
+            advice = f"leave it out, or give {request.n}"
+            raise ValueError(f"best_of is {request.best_of}, and texts are not ranked; {advice}")
+        gap, end, stops = [-1] * request.max_tokens, self._encode(request.suffix or ""), _as_list(request.stop or [])
+        starts = [self._encode(prompt) for prompt in _as_list(request.prompt)]
 
         def choice(i: int, row: Row) -> Choice:
             given = len(starts[i])
             first = 0 if request.echo else given
             return Choice(row, slice(first, given + len(gap)), echoed=given - first, stops=stops)
 
-        rows = self._limited(([*start, *gap, *end] for start in starts), request.n)
-        return self._fill(request, rows, choice)
+        return self._fill(request, ([*start, *gap, *end] for start in starts), choice)
 
     def infill(self, request: InfillRequest) -> Fill:
         """Return the rows of templates with gaps."""
         self._check_caps(request)
         templates = _as_list(request.template)
-        tokenizer, longest = self.loaded.tokenizer, self.loaded.config.model.seq_len
-        rows = self._limited((template_ids(text, tokenizer, longest) for text in templates), request.n)
+        rows = (template_ids(text, self.loaded.tokenizer, self.longest) for text in templates)
         return self._fill(request, rows, lambda i, row: Choice(row, row.text, templates[i]))
 
-    def _check_caps(self, request: Sampling) -> None:
-        """Refuse what would multiply the work beyond the limits, before anything of that size is made."""
-        texts = request.prompt if isinstance(request, CompletionRequest) else getattr(request, "template", "")
+    def _check_caps(self, request: CompletionRequest | InfillRequest) -> None:
+        """Reject what would multiply the work beyond the limits, before anything of that size is made."""
+        texts = request.prompt if isinstance(request, CompletionRequest) else request.template
         rows, limits = len(_as_list(texts)) * request.n, self.limits
         if rows > limits.rows:
             raise ValueError(f"the request has {rows} texts, n times prompts; at most {limits.rows} are allowed")
@@ -109,25 +85,10 @@ class TextConverter:
     def _encode(self, text: str) -> list[int]:
         """Return the tokens of a text that fits into the model."""
         ids = self.loaded.tokenizer.encode(text)
-        if len(ids) > (longest := self.loaded.config.model.seq_len):
-            raise ValueError(f"a text has {len(ids)} tokens; the model takes up to {longest}")
+        if len(ids) > self.longest:
+            raise ValueError(f"a text has {len(ids)} tokens; the model takes up to {self.longest}")
         found: list[int] = ids.tolist()
         return found
-
-    def _limited(self, rows: Iterable[list[int]], n: int) -> list[list[int]]:
-        """Return rows that fit into the model; reject them at the first with which a request has too many tokens."""
-        longest, made, total = self.loaded.config.model.seq_len, [], 0
-        most = max(self.limits.tokens, longest)
-        for row in rows:
-            if len(row) > longest:
-                raise ValueError(f"a text has {len(row)} tokens with its gaps; the model takes up to {longest}")
-            if (total := total + n * len(row)) > most:
-                raise ValueError(
-                    f"the request has {total} tokens or more, over all texts; at most {most} are allowed: send fewer "
-                    "texts per request"
-                )
-            made.append(row)
-        return made
 
     def tokens(self, text: str) -> list[dict[str, Any]]:
         """Return the ids and texts of the tokens of a text."""
@@ -136,39 +97,37 @@ class TextConverter:
             raise ValueError(f"the text has {len(ids)} tokens; at most {MOST_LISTED} are listed: send a part of it")
         return [{"id": id, "text": self.token_text(id)} for id in ids.tolist()]
 
-    def _fill(self, request: Sampling, given: list[list[int]], choice: Callable[[int, Row], Choice]) -> Fill:
-        settings = self._settings(request)
-        prompt = build_prompt(given, self.loaded)
-        run, kept = samplers.SamplingRun.of(self.loaded, settings), prompt.text_lengths.tolist()
-        rows = [ids[:length] for ids, length in zip(prompt.given.tolist(), prompt.lengths.tolist(), strict=True)]
+    def _fill(self, request: Sampling, rows: Iterable[list[int]], choice: Callable[[int, Row], Choice]) -> Fill:
+        """Return the choices of rows; reject them at the first with which a request has too many tokens."""
+        given, total, most = [], 0, max(self.limits.tokens, self.longest)
+        for row in rows:
+            if len(row) > self.longest:
+                raise ValueError(f"a text has {len(row)} tokens with its gaps; the model takes up to {self.longest}")
+            if (total := total + request.n * len(row)) > most:
+                advice = f"at most {most} are allowed: send fewer texts per request"
+                raise ValueError(f"the request has {total} tokens or more, over all texts; {advice}")
+            given.append(row)
+        greedy = request.temperature == 0
+        default = min(SamplingSettings.steps or 1, self.limits.steps)
+        settings = SamplingSettings(
+            seed=secrets.randbits(31) if request.seed is None else request.seed,
+            steps=None if request.steps == "inf" else request.steps or default,
+            temperature=1.0 if greedy else request.temperature,
+            top_k=1 if greedy else request.top_k,
+            **{name: getattr(request, name) for name in ("sampler", "grid", "top_p", "options", "label", "guidance")},
+        )
+        run, prompt = samplers.SamplingRun.of(self.loaded, settings), build_prompt(given, self.loaded)
+        padded = zip(prompt.given.tolist(), prompt.lengths.tolist(), prompt.text_lengths.tolist(), strict=True)
         choices = [
-            choice(i, Row(run, ids, i * request.n + j, length))
-            for i, (ids, length) in enumerate(zip(rows, kept, strict=True))
+            choice(i, Row(run, ids[:length], i * request.n + j, kept))
+            for i, (ids, length, kept) in enumerate(padded)
             for j in range(request.n)
         ]
         calls, most = max(choice.row.total_calls for choice in choices), 4 * self.limits.steps
         if calls > most:
-            raise ValueError(
-                f"a text needs {calls} calls of the network; at most {most} are allowed: choose fewer steps, or other "
-                f"options of the sampler"
-            )
-        return Fill(choices, settings, sum(len(ids) - ids.count(-1) for ids in given))
-
-    def _settings(self, request: Sampling) -> SamplingSettings:
-        greedy = request.temperature == 0
-        default = min(SamplingSettings.steps or 1, self.limits.steps)
-        return SamplingSettings(
-            sampler=request.sampler,
-            steps=None if request.steps == "inf" else request.steps or default,
-            grid=request.grid,
-            seed=secrets.randbits(31) if request.seed is None else request.seed,
-            temperature=1.0 if greedy else request.temperature,
-            top_p=request.top_p,
-            top_k=1 if greedy else request.top_k,
-            options=request.options,
-            label=request.label,
-            guidance=request.guidance,
-        )
+            advice = "choose fewer steps, or other options of the sampler"
+            raise ValueError(f"a text needs {calls} calls of the network; at most {most} are allowed: {advice}")
+        return Fill(choices, settings.seed, sum(len(ids) - ids.count(-1) for ids in given))
 
     def has_sampler(self, name: str) -> bool:
         """Return whether a sampler fits the model."""
@@ -184,13 +143,16 @@ class TextConverter:
         """Return the text of tokens."""
         return self.loaded.tokenizer.decode(ids)
 
-    def show(self, choice: Choice, ids: list[int]) -> Shown:
-        """Return the text of a finished row, without what follows a stop string."""
+    def show(self, choice: Choice, ids: list[int]) -> tuple[str, str]:
+        """Return the text of a finished row, without what follows a stop string, and OpenAI's ``finish_reason``.
+
+        It is ``stop`` where the model or a stop string ended the text, and for templates; ``length`` at the limit.
+        """
         row = ids[choice.span]
         whole = self.text(row)
         text = without_stop(whole, choice.stops, len(self.text(row[: choice.echoed])))
         ends = choice.template is not None or self._text_tokens(row) < len(row) or len(text) < len(whole)
-        return Shown(text, "stop" if ends else "length")
+        return text, "stop" if ends else "length"
 
     def _text_tokens(self, row: list[int]) -> int:
         """Return the number of tokens before the padding at the end."""
@@ -233,7 +195,7 @@ class TextConverter:
 
     def logprobs(self, choice: Choice, ids: list[int], drawn: dict[int, Edit], count: int) -> dict[str, Any]:
         """Return the log-probabilities of a completion in OpenAI's format; None for given tokens."""
-        row, text = ids[choice.span], self.show(choice, ids).text
+        row, (text, _) = ids[choice.span], self.show(choice, ids)
         starts = [len(self.text(row[:i])) for i in range(self._text_tokens(row))]
         if len(text) < len(self.text(row)):  # a stop string has cut it
             starts = [start for start in starts if start < len(text)]
@@ -270,13 +232,10 @@ class Prefix:
         known = self.ids[: self.ids.index(-1)] if -1 in self.ids else self.ids
         text = self.texts.text(known).rstrip(INCOMPLETE)  # a character may need more tokens
         after = len(self.texts.text(self.ids[: self.choice.echoed]))
-        return self._send(without_stop(text, self.choice.stops, after, may_go_on=True))
+        return self.send(without_stop(text, self.choice.stops, after, may_go_on=True))
 
-    def finish(self, text: str) -> str:
-        """Return the rest of the finished text."""
-        return self._send(text)
-
-    def _send(self, text: str) -> str:
+    def send(self, text: str) -> str:
+        """Return what follows the text that was sent before."""
         if not text.startswith(self.sent):
             return ""
         new, self.sent = text[len(self.sent) :], text

@@ -7,6 +7,7 @@ import time
 import uuid
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar, final
 
 from fastapi import Request, Response
@@ -15,7 +16,7 @@ from fastapi.sse import EventSourceResponse, format_sse_event
 
 from sedd import evaluation, sampling_settings
 from sedd.card_facts import CardFacts
-from sedd.model import Bounds, Model
+from sedd.model import Model
 from sedd.samplers import default_sampler_name
 from sedd.serve import schema
 from sedd.serve.engine import Engine
@@ -86,9 +87,9 @@ class Server:
 
     def submit(self, http: Request, request: schema.Request, rows: Sequence[Row | Call], **options: Any) -> Events:
         """Pass work to the engine and return its events; raise `RequestError` while there is too much."""
-        inbox, deadline = Inbox(), time.monotonic() + min(request.timeout or math.inf, self.limits.timeout)
-        inbox.job = job = Job(rows, deadline, inbox.put, http.scope[CLIENT], **options)
-        self.engine.submit(job)
+        deadline = time.monotonic() + min(request.timeout or math.inf, self.limits.timeout)
+        inbox = Inbox(rows, deadline, http.scope[CLIENT], **options)
+        self.engine.submit(inbox.job)
         return inbox.events(http)
 
     async def fill(self, http: Request, request: Sampled, convert: Callable[[Sampled], Fill], kind: str) -> Response:
@@ -99,9 +100,9 @@ class Server:
         streams = request.stream or request.diffusing
         if logprobs is not None and streams:
             raise ValueError("logprobs come with whole replies only; leave out stream")
-        alternatives = LISTED if request.diffusing and request.details else logprobs
-        rows, steps = [choice.row for choice in fill.choices], streams or logprobs is not None
-        events = self.submit(http, request, rows, streams=steps, alternatives=alternatives)
+        alternatives, steps = LISTED if request.diffusing and request.details else logprobs, logprobs is not None
+        rows = [choice.row for choice in fill.choices]
+        events = self.submit(http, request, rows, streams=streams or steps, alternatives=alternatives)
         reply = Reply(self, fill, kind, events)
         if request.diffusing:
             return EventSourceResponse(reply.diffusing(request.details))
@@ -121,26 +122,15 @@ class Server:
             raise ValueError(f"draws is {draws}; it must be an even number of at most {limits.draws}")
         characters = len(texts) * len(request.given) + sum(map(len, texts))
         if characters > limits.body:
-            raise ValueError(
-                f"the texts have {characters} characters, each with what is given; at most {limits.body} are "
-                "allowed: send fewer texts per request"
-            )
+            advice = f"at most {limits.body} are allowed: send fewer texts per request"
+            raise ValueError(f"the texts have {characters} characters, each with what is given; {advice}")
 
-        def compute(proceed: Callable[[], None]) -> Bounds:
-            return Model(self.loaded).bound(
-                texts,
-                given=request.given,
-                draws=draws,
-                seed=request.seed or 0,
-                estimator=request.estimator,
-                label=request.label,
-                batch=limits.slots,
-                on_progress=lambda *_: proceed(),
-            )
-
+        bound = partial(Model(self.loaded).bound, texts, draws=draws, seed=request.seed or 0, batch=limits.slots)
+        bound = partial(bound, given=request.given, estimator=request.estimator, label=request.label)
         length = self.loaded.config.model.seq_len  # other estimators than the bound call the network for each position
         cost = len(texts) * length * max(draws, length if request.estimator not in (None, "bound") else 0)
-        [(_, bounds)] = [event async for event in self.submit(http, request, [Call(compute, cost)])]
+        call = Call(lambda proceed: bound(on_progress=lambda *_: proceed()), cost)
+        [(_, bounds)] = [event async for event in self.submit(http, request, [call])]
         if isinstance(bounds, Failed):
             raise RequestError(*bounds)
         names = ("nats", "stderr", "tokens", "nats_per_token", "bits_per_char", "is_exact")
@@ -156,7 +146,7 @@ class Reply:
 
     def __init__(self, server: Server, fill: Fill, kind: str, events: Events) -> None:
         self.server, self.texts, self.fill, self.events = server, server.texts, fill, events
-        self.head = {**server.head(kind), "seed": fill.settings.seed}
+        self.head = {**server.head(kind), "seed": fill.seed}
         self.finished: dict[int, Finished] = {}
 
     def _choice(self, place: int) -> dict[str, Any]:
@@ -197,7 +187,7 @@ class Reply:
             if isinstance(event, Finished):
                 self.finished[place] = event
                 record = self._choice(place)
-                yield _sse({**head, "choices": [{**record, "text": prefixes[place].finish(record["text"])}]})
+                yield _sse({**head, "choices": [{**record, "text": prefixes[place].send(record["text"])}]})
             elif text := prefixes[place].update(event):
                 choice = {"index": place, "text": text, "logprobs": None, "finish_reason": None}
                 yield _sse({**head, "choices": [choice]})
@@ -210,12 +200,8 @@ class Reply:
         started, seen, texts = time.perf_counter(), False, self.texts
         for place, choice in enumerate(self.fill.choices):
             row = choice.row
-            tokens = [
-                {"id": id, "text": texts.token_text(id), "given": True}
-                if id >= 0
-                else {"id": None, "text": None, "given": False}
-                for id in row.given[row.text]
-            ]
+            known = [(id, texts.token_text(id)) if id >= 0 else (None, None) for id in row.given[row.text]]
+            tokens = [{"id": id, "text": text, "given": id is not None} for id, text in known]
             start = {"index": place, "tokens": tokens, "nfe_total": row.total_calls, "length": len(tokens)}
             yield _sse({**self.head, **start}, "start")
         async for place, event in self.events:
@@ -226,7 +212,7 @@ class Reply:
                 self.finished[place] = event
                 record = self._choice(place)
                 end = {key: record[key] for key in ("index", "text", "finish_reason")}
-                one = Fill([choice], self.fill.settings, sum(map(texts.is_text, choice.row.given)))
+                one = Fill([choice], self.fill.seed, sum(map(texts.is_text, choice.row.given)))
                 yield _sse({**end, "infilled": texts.text(event.ids), "usage": texts.usage(one, {0: event})}, "end")
             else:
                 if event.edits and not seen:
@@ -244,15 +230,15 @@ class Inbox:
     It cancels the work when the client goes, or reads too slowly.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, rows: Sequence[Row | Call], deadline: float, client: str = "", **options: Any) -> None:
+        self.job = Job(rows, deadline, self.put, client, **options)
         self.loop, self.queue = asyncio.get_running_loop(), asyncio.Queue[tuple[int, Any] | None]()
-        self.job: Job | None = None
         self.sent = self.read = 0
 
     def put(self, place: int, event: object) -> None:
         """Pass an event on; called by the engine."""
         self.sent += _size(event)
-        if self.job and self.sent - self.read > UNREAD:
+        if self.sent - self.read > UNREAD:
             self.job.canceled = True
         self.loop.call_soon_threadsafe(self.queue.put_nowait, (place, event))
 
@@ -264,7 +250,6 @@ class Inbox:
 
     async def events(self, http: Request) -> Events:
         """Yield the events until all rows, or the call, are done."""
-        assert self.job
         watcher, left = asyncio.ensure_future(self._watch(http)), len(self.job.rows)
         try:
             while left:
