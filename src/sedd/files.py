@@ -173,14 +173,11 @@ def write_text(path: Path, text: str) -> None:
 
 def sha256(path: Path) -> str:
     """Return the SHA-256 hash of a file."""
-    digest = hashlib.sha256()
     try:
         with path.open("rb") as file:
-            while chunk := file.read(1 << 22):
-                digest.update(chunk)
+            return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:  # no damage that another checkpoint could make up for
         raise ValueError(f"{path} cannot be read: {error.strerror}; check who may read it, and its disk") from None
-    return digest.hexdigest()
 
 
 def fsync(path: Path) -> None:

@@ -4,11 +4,9 @@
 `TokenBlocks` reads the result through memory maps. `block_order` shuffles the blocks of each epoch. No torch here.
 """
 
-from sedd.data.fitting import RecordLengths as RecordLengths
 from sedd.data.fitting import fit_tokenizer as fit_tokenizer
 from sedd.data.fitting import scan_record_lengths as scan_record_lengths
 from sedd.data.index import Index as Index
-from sedd.data.index import Shard as Shard
 from sedd.data.index import is_prepared as is_prepared
 from sedd.data.packing import TokenBlocks as TokenBlocks
 from sedd.data.packing import block_order as block_order

@@ -45,14 +45,12 @@ class TokenBlocks:
         check_choice("split", split, SPLITS)
         if not 0 < val_fraction < 1:
             raise ValueError(f"val_fraction is {val_fraction}; it must lie between 0 and 1")
-        folder = Path(folder)
-        blocks = TokenBlocks(folder, length, name or str(folder))
-        blocks._select(split, val_fraction)
+        blocks = TokenBlocks(Path(folder), length, split, val_fraction, name or str(folder))
         if check:
             blocks.verify()
         return blocks
 
-    def __init__(self, folder: Path, length: int | None, name: str) -> None:
+    def __init__(self, folder: Path, length: int | None, split: str, val_fraction: float, name: str) -> None:
         index = Index.read(folder)
         self.folder, self.index, self.tokenizer = folder, index, load_tokenizer(folder)
         self.vocab_size = index.vocab_size
@@ -74,19 +72,16 @@ class TokenBlocks:
                 raise ValueError(f"{folder / LENGTHS} is damaged: its lengths do not add up; {PREPARE_AGAIN}")
         self.labels = tuple(index.labels.names) if index.labels else ()
         self._labels = np.fromfile(folder / LABELS, "<u2") if self.labels else None
-
-    def _select(self, split: str, val_fraction: float) -> None:
-        """Restrict the blocks to a split."""
-        packed = self.index.packing == "packed"
-        total = self.index.tokens // self.length if packed else self.index.records
+        packed = index.packing == "packed"
+        total = index.tokens // self.length if packed else index.records
         self._split, self._first, self._count, self._total = split, 0, total, total
         if split == "all" and total >= 1:
             return
         if total < 2:
-            advice = f"at this size length may be {self.index.tokens // 2} at most" if packed else "add records"
+            advice = f"at this size length may be {index.tokens // 2} at most" if packed else "add records"
             raise ValueError(
-                f"{self.name} holds {self.index.tokens} tokens, {total} blocks of length {self.length}; training and "
-                f"validation need one each: {advice}"
+                f"{name} holds {index.tokens} tokens, {total} blocks of length {self.length}; training and validation "
+                f"need one each: {advice}"
             )
         held_out = min(max(1, round(total * val_fraction)), total - 1)
         self._first, self._count = (0, total - held_out) if split == "train" else (total - held_out, held_out)

@@ -1,6 +1,7 @@
 """Read texts from files, folders and Hugging Face datasets, a chunk at a time."""
 
 import lzma
+import re
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
@@ -18,6 +19,7 @@ TABLES = (".jsonl", ".json", ".csv", ".parquet")
 SMILES = (".smi", ".smiles")
 FASTA = (".fa", ".fasta", ".fna", ".faa")
 KINDS = (".txt", ".tokens", *TABLES, *SMILES, *FASTA, ".npy", ".bin", ".ds")
+_LINE_END = re.compile(r"\S\n(?=\S)")  # between words
 
 
 @final
@@ -87,10 +89,7 @@ def _files(source: str | Path) -> list[Path]:
         raise ValueError(f"{path} does not exist; name a file, a folder, or hf:NAME for a Hugging Face dataset")
     kind = file_kind(path)
     if kind not in (*KINDS, ""):
-        raise ValueError(
-            f"{path} ends in {kind}; supported are {', '.join(KINDS)}, also followed by {', '.join(COMPRESSED)}, and "
-            "plain text without an ending"
-        )
+        raise ValueError(f"{path} ends in {kind}; supported are {', '.join(KINDS)}, and then {', '.join(COMPRESSED)}")
     if kind in (".bin", ".ds") and path.suffix.lower() != kind:
         raise ValueError(f"{path} is compressed; decompress it: a file of tokens is read beside its index")
     return [path]
@@ -231,12 +230,7 @@ def _cut_position(text: str) -> int:
 
     That is after a line end between words, else before the last space, else at the end.
     """
-    cut = text.rfind("\n", 1, -1)
-    while cut > 0:
-        if not (text[cut - 1].isspace() or text[cut + 1].isspace()):
-            return cut + 1
-        cut = text.rfind("\n", 1, cut)
-    cut = text.rfind(" ", 1)
+    cut = max((found.end() for found in _LINE_END.finditer(text)), default=text.rfind(" ", 1))
     return cut if cut > 0 else len(text)
 
 

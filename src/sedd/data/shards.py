@@ -250,10 +250,7 @@ class _DatasetWriter(contextlib.ExitStack):
             return [self.tokenizer.encode_integers(row) for row in texts]
         if isinstance(self.tokenizer, BPE):
             return [self.tokenizer.check_ids(row) for row in texts]
-        raise ValueError(
-            f"these are integers, which the tokenizer {self.tokenizer.kind} cannot read; choose ints, or the "
-            "tokenizer.json whose ids they are"
-        )
+        raise ValueError(f"the tokenizer {self.tokenizer.kind} reads no integers; choose ints, or their tokenizer.json")
 
     def _count_text(self, texts: Sequence[TextOrIds]) -> tuple[int, int]:
         """Count characters and bytes, for ids those of their text; an integer counts as one of each."""

@@ -195,10 +195,7 @@ def rows_at_a_time(file: Path, group: Any, columns: list[str]) -> int:
     size = sum(max(int(chunk.total_uncompressed_size), VALUE * int(chunk.num_values)) for chunk in chunks)
     stored = sum(int(chunk.total_compressed_size) for chunk in chunks)
     if size > LONGEST_WHOLE and size > MAX_EXPANSION * stored:
-        raise ValueError(
-            f"{file} has a row group of {stored:,} bytes that takes {size:,} in memory; above {LONGEST_WHOLE:,} it may "
-            f"take {MAX_EXPANSION} times its size: write the file again with smaller row groups"
-        )
+        raise ValueError(f"{file} has a row group of {stored:,} bytes for {size:,}; write it with smaller row groups")
     return max(1, min(1024, 2 * LONGEST_WHOLE // max(1, size)))
 
 

@@ -184,7 +184,4 @@ def refuse_fitting(files: Sequence[Path], tokenizer: str) -> None:
     """Reject a tokenizer to be fitted to files of token ids, which need the one that made them."""
     name, _, size = tokenizer.partition(":")
     if (name == "chars" or (name == "bpe" and size)) and holds_ids(files):
-        raise ValueError(
-            f"tokenizer is {tokenizer!r}, which is fitted to text, and {files[0]} holds token ids; name the tokenizer "
-            "that made them, as in --tokenizer tokenizer.json, or the size of its vocabulary, as in ints:50257"
-        )
+        raise ValueError(f"{files[0]} holds token ids; name their tokenizer.json, or their number as in ints:50257")

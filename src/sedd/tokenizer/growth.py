@@ -21,10 +21,8 @@ def check_growth(definition: dict[str, Any]) -> None:
         growth = _growth([step for name in part for step in _steps(definition.get(name))])
         if growth > MAX_GROWTH:
             shown = f"{growth:,.0f}" if growth < 1e12 else "over 10^12"
-            raise ValueError(
-                f"the {' and the '.join(part)} in {DEFINITION} may make a text {shown} times as long, and {MAX_GROWTH} "
-                "times is the most; shorten what they insert, or use another tokenizer"
-            )
+            what = f"the {' and the '.join(part)} in {DEFINITION} may make a text {shown} times as long"
+            raise ValueError(f"{what}; {MAX_GROWTH} times is the most")
 
 
 def _growth(steps: list[dict[str, Any]]) -> float:
