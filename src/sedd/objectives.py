@@ -95,14 +95,14 @@ class ScoreEntropyTerms(Coefficients):
 # What objectives share -------------------------------------------------------------------------------------
 
 
-class Objective(ABC):
+class Objective:
     """A training loss per position, in nats, with its times and its noise.
 
     Process and schedule are the model's. A subclass defines ``times``, and either ``coefficients`` or ``loss``. Where
     an argument is ``noise``, it is a model or anything else with a process and a schedule.
     """
 
-    is_bound: ClassVar[bool]
+    is_bound: ClassVar[bool] = False
     """Whether the expected loss, summed over positions, is the diffusion term of a bound on −log p(x_0).  [§8]"""
     needs: ClassVar[str | None] = None
     """The method that the model must have, such as ``log_mean``; None: log-scores are enough."""
@@ -130,9 +130,9 @@ class Objective(ABC):
         x_t, t, weight = (a.to(x_0.device) for a in (x_t, *times))
         return weighted(weight, self.loss(model, x_t, x_0, t))
 
-    @abstractmethod
     def times(self, u: PerSequence) -> Times:
-        """Map uniforms to times in [0, 1] and their weights 1/density."""
+        """Map uniforms to times in [0, 1] and their weights 1/density; by default the times are uniform."""
+        return UniformTimes()(u)
 
     def sigma(self, noise: HasNoise, t: PerSequence) -> PerSequence:
         """Return the total noise at time t: the schedule's, unless the objective has its own."""
@@ -177,10 +177,7 @@ class Objective(ABC):
                 "ScoreModel(network, process)"
             )
         if self.needs is not None and not hasattr(model, self.needs):
-            raise ValueError(
-                f"{name} needs a model with {self.needs}(), and {given} has none; choose the parameterization that "
-                "has it"
-            )
+            raise ValueError(f"{name} needs a model with {self.needs}(), and {given} has none; choose one that has it")
         self.check_process(model.process)
 
 
@@ -249,16 +246,12 @@ class DenoisingConcreteScore(Integral):
     arXiv 2211.00802.
     """
 
-    is_bound: ClassVar[bool] = False
-
     def loss(self, model: Any, x_t: Tokens, x_0: Tokens, t: PerSequence) -> PerPosition:
         """σ'·½ Σ_{y≠x_i} Q(x_i, y)·(s_y − a_y)²; s may be negative if the model is a `SignedScoreModel`."""
         sigma, rate = model.schedule(t)
-        if isinstance(model, SignedScoreModel):
-            loss = model.process.denoising(divergence.signed_square, model.score(x_t, sigma), x_t, x_0, sigma)
-        else:
-            loss = model.process.denoising(divergence.square, model(x_t, sigma), x_t, x_0, sigma)
-        return weighted(rate, loss)
+        is_signed = isinstance(model, SignedScoreModel)
+        score, kind = (model.score, divergence.signed_square) if is_signed else (model, divergence.square)
+        return weighted(rate, model.process.denoising(kind, score(x_t, sigma), x_t, x_0, sigma))
 
 
 @final
@@ -269,8 +262,6 @@ class SoftmaxLinear(Integral):
     It is linear in s, so its minimum is not at the ratios, and it bounds nothing. It is here for comparison. The score
     it trains is ``model(x_t, sigma).softmax(-1)``.
     """
-
-    is_bound: ClassVar[bool] = False
 
     def loss(self, model: Any, x_t: Tokens, x_0: Tokens, t: PerSequence) -> PerPosition:
         """σ'·Σ_{y≠x_i} Q(x_i, y)·[s_y − a_y s_y + K(a_y)]."""
@@ -289,8 +280,6 @@ class ImplicitScoreEntropy(Integral):
     References: Lou et al. 2024, arXiv 2310.16834; in continuous spaces Hyvärinen 2005, "Estimation of Non-Normalized
     Statistical Models by Score Matching".
     """
-
-    is_bound: ClassVar[bool] = False
 
     def loss(self, model: Any, x_t: Tokens, x_0: Tokens, t: PerSequence) -> PerPosition:
         """σ'·Σ_{y≠x_i} [Q(x_i, y)·s(x)_y − Q(y, x_i)·log s(x with x_i → y)_{x_i}]."""
@@ -317,7 +306,6 @@ class RatioMatching(Integral):
     "Score-based Continuous-time Discrete Diffusion Models", arXiv 2211.16750.
     """
 
-    is_bound: ClassVar[bool] = False
     needs: ClassVar[str | None] = "log_conditional"
 
     def loss(self, model: Any, x_t: Tokens, x_0: Tokens, t: PerSequence) -> PerPosition:
@@ -332,11 +320,10 @@ class RatioMatching(Integral):
 class MeanCrossEntropy(Integral):
     """Cross entropy −log p(x_0 | x_t) with the same weight at every time: a denoiser, but no bound.  [§6]"""
 
-    is_bound: ClassVar[bool] = False
     needs: ClassVar[str | None] = "log_mean"
 
     def coefficients(self, noise: HasNoise, x_t: Tokens, x_0: Tokens, t: PerSequence) -> CrossEntropyTerms:
-        """−log p(x_0 | x_t); under absorbing noise at masked positions only, since the others are known."""
+        """At masked positions only under absorbing noise, since the others are known."""
         return CrossEntropyTerms(x_t, x_0, self.sigma(noise, t), torch.ones_like(t), self.counts(noise, x_t))
 
 
@@ -458,9 +445,6 @@ class Autoregressive(Objective):
     is_bound: ClassVar[bool] = True
     needs: ClassVar[str | None] = "log_next"
     has_schedule: ClassVar[bool] = False
-
-    def times(self, u: PerSequence) -> Times:
-        return UniformTimes()(u)
 
     def sigma(self, noise: HasNoise, t: PerSequence) -> PerSequence:
         return torch.zeros_like(t)

@@ -8,7 +8,7 @@ the last returns log-scores, ``log_score = model(x_t, sigma)``, with 0 at y = x_
 
 import copy
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar, Literal, Protocol, TypeVar, final, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, Self, final, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -19,7 +19,6 @@ from sedd.process import Process
 from sedd.schedule import LogLinear, Schedule
 from sedd.tensors import PerSequence, PerState, PerToken, Tokens, upcast
 
-M = TypeVar("M", bound="DiscreteModel")
 PerRow = Float[Tensor, " k"]
 
 TimeConditioning = Literal["sigma", "zero", "none"]
@@ -89,12 +88,12 @@ class DiscreteModel(nn.Module, ABC):
 
     @final
     def bind(
-        self: M,
+        self,
         *,
         label: Int[Tensor, "*b"] | None = None,
         valid: Bool[Tensor, "*b L"] | None = None,
         context: Int[Tensor, " c"] | None = None,
-    ) -> M:
+    ) -> Self:
         """Return this model, given a label, a padding mask or a context; what is None stays as it is.
 
         Under absorbing noise a model with a context is the model of what follows, given the context: an unmasked token
@@ -113,8 +112,8 @@ class DiscreteModel(nn.Module, ABC):
     ) -> Any:
         """Call the network, or ``function``, with all that this model is conditioned on, and ``options`` of its own.
 
-        Losses that are computed from hidden states call the network so: its ``forward`` is what DDP and FSDP wrap. The
-        positions of a context are dropped from the output.
+        Losses of hidden states call the network so: its ``forward`` is what DDP and FSDP wrap. The positions of a
+        context are dropped from the output.
         """
         valid = self.valid if valid is None else valid
         if self.context is not None:
@@ -171,7 +170,6 @@ class DiffusionModel(DiscreteModel, ABC):
     """A model of log-scores: ``model(x_t, sigma)`` is log s(x_t)_y, with 0 at y = x_t."""
 
     def forward(self, x_t: Tokens, sigma: PerSequence) -> PerState:
-        """Return the log-score."""
         return self._log_score(self._output(x_t, sigma), x_t, sigma)
 
     @final
@@ -220,7 +218,6 @@ class SignedScoreModel(DiffusionModel):
         return ((1 + output) * scale).scatter(-1, x_t[..., None], 1)
 
     def _log_score(self, output: Tensor, x_t: Tensor, sigma: Tensor) -> Tensor:
-        """log max(1 + z_y, FLOOR) + shift."""
         shift = self.process.base_log_score(x_t, sigma.to(output.dtype))
         return ((1 + output).clamp_min(self.FLOOR).log() + shift).scatter(-1, x_t[..., None], 0)
 
@@ -235,7 +232,6 @@ class MeanModel(DiffusionModel):
     """
 
     def logit_shift(self, sigma: PerRow) -> PerRow:
-        """Return 0."""
         return torch.zeros_like(sigma)
 
     def log_mean(self, x_t: Tokens, sigma: PerSequence) -> PerToken:
@@ -270,7 +266,6 @@ class ConditionalModel(DiffusionModel):
         return self.process.log_marginal(log_p, sigma)
 
     def _log_score(self, output: Tensor, x_t: Tensor, sigma: Tensor) -> Tensor:
-        """s_y = p_t(y | x_−i)/p_t(x_i | x_−i)."""
         return self.process.marginal_score(output[..., : self.process.vocab_size].log_softmax(-1), x_t, sigma)
 
 

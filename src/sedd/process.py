@@ -106,8 +106,6 @@ class Process:
     def _states(self, device: torch.device | None = None) -> Tensor:
         return torch.arange(self.num_states, device=device)
 
-    # π and w -----------------------------------------------------------------------------------------------
-
     @cached_property
     def _frequencies(self) -> dict[torch.device, Tensor]:
         return {}
@@ -147,8 +145,6 @@ class Process:
         """log r_x, by the logistic function: one minus a share would round to 0."""
         return logsigmoid(log_odds(sigma) + self._log_pi(x, sigma.dtype))
 
-    # The chain ---------------------------------------------------------------------------------------------
-
     def rate(
         self, y: Int[Tensor, "*#s"], x: Int[Tensor, "*#s"], dtype: torch.dtype = torch.float64
     ) -> Float[Tensor, "*#s"]:
@@ -167,15 +163,13 @@ class Process:
         return torch.where(x == self.mask, (y == self.mask).to(p.dtype), p) if self.only_masks else p
 
     def rate_matrix(self, dtype: torch.dtype = torch.float64) -> Float[Tensor, "n n"]:
-        """Q, dense: for tests and small spaces."""
+        """Q, dense: for small spaces."""
         return self.rate(self._states()[:, None], self._states(), dtype)
 
     def transition_matrix(self, sigma: PerSequence) -> Float[Tensor, "*b n n"]:
-        """P_σ, dense: for tests and small spaces."""
+        """P_σ, dense: for small spaces."""
         states = self._states(sigma.device)
         return self.transition(states[:, None], states, sigma[..., None, None])
-
-    # Forward: from data to noise ---------------------------------------------------------------------------
 
     def corrupt(self, x_0: Tokens, sigma: PerSequence, generator: torch.Generator) -> Tokens:
         """Draw x_t given x_0 at total noise σ."""
@@ -195,12 +189,8 @@ class Process:
         return torch.where(u[..., 0] < corruption_probability(sigma)[..., None], self.prior_sample(u[..., 1]), x_0)
 
     def prior_sample(self, u: Float[Tensor, "*s"]) -> Int[Tensor, "*s"]:
-        """Map uniforms to pure noise, from which samplers start: draws from π by its distribution function.
-
-        Masks carry no information, so starting from masks alone is exact, while the prior of the bound must also allow
-        tokens.
-        """
-        if self.only_masks:
+        """Map uniforms to pure noise, from which samplers start: draws from π by its distribution function."""
+        if self.only_masks:  # they carry no information: starting from them is exact, while the prior allows tokens
             return torch.full(u.shape, self.mask, device=u.device)
         share = (u - self.mask_share) / (1 - self.mask_share)
         if self.frequencies is None:
@@ -234,8 +224,6 @@ class Process:
         same, other = (score_entropy(torch.zeros_like(log_a), log_a) for log_a in (log_same, log_other))
         return (tokens * ((same + others * other) / (others + 1))).to(sigma.dtype)
 
-    # Scores and ratios -------------------------------------------------------------------------------------
-
     def ratios(self, x_t: Tokens, x_0: Tokens, sigma: PerSequence) -> Ratio:
         """a_y = P_σ(y, x_0)/P_σ(x_t, x_0) for y ≠ x_t, where noise may have led to x_t.  [§4]
 
@@ -251,10 +239,7 @@ class Process:
     def denoising(
         self, divergence: Divergence, log_score: PerState, x_t: Tokens, x_0: Tokens, sigma: PerSequence
     ) -> PerPosition:
-        """Σ_{y≠x_t} Q(x_t, y)·D(s_y, a_y) against the denoising ratios a_y = P_σ(y, x_0)/P_σ(x_t, x_0).  [§4]
-
-        D is a divergence of scores and ratios, such as score entropy. Where noise cannot have led to x_t it is 0.
-        """
+        """Σ_{y≠x_t} Q(x_t, y)·D(s_y, a_y) against the denoising ratios; 0 where noise cannot have led to x_t.  [§4]"""
         log_score = upcast(log_score)
         ratio = self.ratios(x_t, x_0, sigma.to(log_score.dtype))
         rest = divergence.sum_except(torch.stack([x_t, x_0], -1), log_score, ratio.log_rest)
@@ -269,8 +254,7 @@ class Process:
     def base_log_score(self, x_t: Tokens, sigma: PerSequence) -> Float[Tensor, "*b #L #n"]:
         """Return the log-score of the prior, which `ScoreModel` adds to a network's output.  [§5]
 
-        An output of 0 then stands for tokens that are drawn from the prior. It is −log ω + log w_y at masks where only
-        they are noise, and 0 under uniform noise.
+        It is −log ω + log w_y at masks where only they are noise, and 0 under uniform noise.
         """
         if self.only_masks:
             return -log_odds(sigma)[..., None, None] + self._log_weight(self._states(x_t.device), sigma.dtype)
@@ -280,10 +264,7 @@ class Process:
         return log_prior[..., None, :] - log_prior.gather(-1, x_t)[..., None]
 
     def add_log_likelihood(self, logits: PerToken, x_t: Tokens, sigma: PerSequence) -> PerToken:
-        """Add log P_σ(x_t, x_0), up to a constant, to the logits of x_0: Bayes' rule for a denoiser.  [§5]
-
-        That is log 1/r_{x_t} at the token x_t; a mask is none of the clean tokens.
-        """
+        """Add log P_σ(x_t, x_0) up to a constant to the logits of x_0, that is log 1/r_{x_t} at the token x_t.  [§5]"""
         if self.only_masks:
             return logits  # every token becomes a mask with the same probability, and other positions are known
         own = -self._log_r(x_t, sigma.to(logits.dtype)[..., None]).expand(x_t.shape)
@@ -333,7 +314,7 @@ class Process:
         noise = self._times_pi(score.sum(-1, keepdim=True), self._states(score.device))
         return score + torch.expm1(dsigma) * (score - noise)
 
-    # What follows from these, for every chain --------------------------------------------------------------
+    # What follows from these closed forms, for every chain
 
     def leave_one_out(self, log_mean: PerToken, x_t: Tokens, sigma: PerSequence) -> PerToken:
         """Return log p(x_0 | all noisy tokens but its own) of a denoiser p(x_0 | x_t), up to a constant.  [§5]"""
@@ -377,10 +358,7 @@ def _log(p: float) -> float:
 @final
 @dataclass(frozen=True)
 class Absorbing(Process):
-    """Noise that replaces a token by the mask, state N, for good: π is the mask.
-
-    Only masks change in reverse steps, so only they count in losses, and the entries of a score at tokens are never
-    read.
+    """Noise that replaces a token by the mask, state N, for good: only masks count in losses and reverse steps.
 
     Reference: Austin et al. 2021, "Structured Denoising Diffusion Models in Discrete State-Spaces", arXiv 2107.03006.
     """
@@ -407,10 +385,8 @@ class Uniform(Process):
 class Hybrid(Process):
     """Noise that replaces a token by the mask with probability ``mask_share``, else by a uniformly random token.
 
-    Both kinds stay noisy: a mask may become a token and a token a mask, so that samplers may correct tokens.
-
-    Reference: as a mixture that changes with time, von Rütte et al. 2025, "Generalized Interpolating Discrete
-    Diffusion", arXiv 2503.04482.
+    A mask may become a token and a token a mask, so that samplers may correct tokens. Reference: as a mixture that
+    changes with time, von Rütte et al. 2025, "Generalized Interpolating Discrete Diffusion", arXiv 2503.04482.
     """
 
     mask_share: float = field(default=0.9, kw_only=False)
@@ -427,10 +403,7 @@ class Hybrid(Process):
 @final
 @dataclass(frozen=True)
 class Frequency(Process):
-    """Noise that replaces a token by one drawn by its frequency in the data: the noise keeps the unigram distribution.
-
-    The prior of the bound is a unigram model.
-    """
+    """Noise that replaces a token by one drawn by its frequency in the data; the prior of the bound is the same."""
 
     mask_share: float = field(default=0.0, init=False, repr=False)
     frequencies: Sequence[int | float] | None = field(default=None, repr=False, kw_only=False)

@@ -28,6 +28,12 @@ def index_of(x: Int[Tensor, "*b L"], num_states: int) -> Int[Tensor, "*b"]:
     return (x * _strides(num_states, x.shape[-1])).sum(-1)
 
 
+def neighbours(x: Int[Tensor, "*b L"], num_states: int) -> Int[Tensor, "*b L n"]:
+    """Return the index of x with x_i → y, for every i and y."""
+    shift = (torch.arange(num_states) - x[..., None]) * _strides(num_states, x.shape[-1])[:, None]
+    return index_of(x, num_states)[..., None, None] + shift
+
+
 def expm(A: Float[Tensor, "*b n n"]) -> Float[Tensor, "*b n n"]:
     """Return the matrix exponential by its series, to the last digits of float64: exp(A) = exp(A/2^k)^(2^k).
 
@@ -155,13 +161,9 @@ class Score(nn.Module):
         x_t = self._with_context(x_t)
         tensors.check_states(x_t, self.process.num_states)
         tensors.check_sigma(sigma)
-        n, length = self.process.num_states, self.distribution.length
         levels, row = torch.unique(sigma.double(), return_inverse=True)
-        log_p = self.distribution.at(self.process, levels).log()
-        index = index_of(x_t, n)[..., None, None]
-        neighbour = index + (torch.arange(n) - x_t[..., None]) * _strides(n, length)[:, None]
-        row = row[..., None, None]
-        return self._after_context(log_p[row, neighbour] - log_p[row, index])
+        log_p, row, n = self.distribution.at(self.process, levels).log(), row[..., None, None], self.process.num_states
+        return self._after_context(log_p[row, neighbours(x_t, n)] - log_p[row, index_of(x_t, n)[..., None, None]])
 
     def hidden(
         self, x_t: Int[Tensor, "b L"], sigma: Float[Tensor, " b"], valid: Bool[Tensor, "b L"] | None = None

@@ -16,7 +16,16 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from sedd.divergence import Divergence, score_entropy, square
-from sedd.exact.distribution import Distribution, Score, all_sequences, expect, index_of, pairs, transition_matrix
+from sedd.exact.distribution import (
+    Distribution,
+    Score,
+    all_sequences,
+    expect,
+    index_of,
+    neighbours,
+    pairs,
+    transition_matrix,
+)
 from sedd.likelihood.estimators import BoundTerms
 from sedd.objectives import Integral, weighted
 from sedd.process import Process, at_token
@@ -39,17 +48,6 @@ def _mean(p: Tensor, values: Tensor) -> Tensor:
     return torch.where(p > 0, p * values, 0).sum()
 
 
-def _true_ratios(p_data: Distribution, process: Process, sigma: Scalar) -> Tensor:
-    """p_σ(x with x_i → y) / p_σ(x), for every x, i, y."""
-    x, p = all_sequences(process.num_states, p_data.length), p_data.at(process, sigma)
-    ratios = torch.empty(len(x), p_data.length, process.num_states, dtype=torch.float64)
-    for i, y in itertools.product(range(p_data.length), range(process.num_states)):
-        neighbour = x.clone()
-        neighbour[:, i] = y
-        ratios[:, i, y] = p[index_of(neighbour, process.num_states)] / p
-    return ratios
-
-
 def _score_entropy(log_s: Tensor, a: Tensor) -> Tensor:
     return log_s.exp() - torch.where(a > 0, a * log_s, 0) + torch.xlogy(a, a) - a
 
@@ -59,8 +57,8 @@ def _square(log_s: Tensor, a: Tensor) -> Tensor:
 
 
 def _explicit(model: Any, p_data: Distribution, process: Process, sigma: Scalar, each: Any) -> Scalar:
-    _, p, log_s, rates = _scores(model, p_data, process, sigma)
-    values = each(log_s, _true_ratios(p_data, process, sigma))
+    x, p, log_s, rates = _scores(model, p_data, process, sigma)
+    values = each(log_s, p[neighbours(x, process.num_states)] / p[:, None, None])
     return _mean(p, torch.where(rates > 0, rates * values, 0))
 
 
@@ -77,15 +75,12 @@ def explicit_concrete_score(model: Any, p_data: Distribution, process: Process, 
 def implicit_score_entropy(model: Any, p_data: Distribution, process: Process, sigma: Scalar) -> Scalar:
     """Σ_x p(x) Σ_i Σ_{y≠x_i} [Q(x_i, y)·s(x)_y − Q(y, x_i)·log s(x with x_i → y)_{x_i}], without ratios."""
     x, p, log_s, rates = _scores(model, p_data, process, sigma)
-    Q = process.rate_matrix()
-    happens = p > 0
+    Q, neighbour = process.rate_matrix(), neighbours(x, process.num_states)
     total = _mean(p, torch.where(rates > 0, rates * log_s.exp(), 0))
     for i, y in itertools.product(range(p_data.length), range(process.num_states)):
-        neighbour = x.clone()
-        neighbour[:, i] = y
-        back = log_s[index_of(neighbour, process.num_states), i, x[:, i]]
+        back = log_s[neighbour[:, i, y], i, x[:, i]]
         weight = torch.where(x[:, i] == y, 0, Q[y, x[:, i]])
-        total = total - (p * torch.where(happens & (weight > 0), weight * back, 0)).sum()
+        total = total - (p * torch.where((p > 0) & (weight > 0), weight * back, 0)).sum()
     return total
 
 
@@ -253,7 +248,6 @@ def _reconstruction(model: Any, p_data: Distribution, process: Process, sigma: T
 class ExplicitObjective(Integral, ABC):
     """A loss against the true ratios of ``distribution``; x_0 serves to draw x_t only."""
 
-    is_bound: ClassVar[bool] = False
     divergence: ClassVar[Divergence]
     distribution: Distribution
 

@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import one_hot, softplus
 
-from sedd.exact.distribution import all_sequences, expm, index_of, propagate
+from sedd.exact.distribution import all_sequences, expm, neighbours, propagate
 from sedd.process import Process, at_token
 from sedd.reverse import denoising_table, normalize_probs
 from sedd.samplers.confidence import ConfidenceSampler, Confident, EntropyBounded
@@ -255,7 +255,7 @@ def _generators(model: Any, process: Process, length: int, v: Float[Tensor, " n"
     rates = process.rate(x[..., None], torch.arange(process.num_states)).scatter(-1, x[..., None], 0)
     rates = torch.where(rates > 0, rates * score, 0) * -torch.expm1(-sigma)[:, None, None, None]
     total, source = torch.zeros(len(v), len(x), len(x), dtype=torch.float64), torch.arange(len(x))
+    target = neighbours(x, process.num_states)
     for i, y in product(range(length), range(process.num_states)):
-        target = x.index_fill(1, torch.tensor([i]), y)
-        total[:, index_of(target, process.num_states), source] += rates[:, :, i, y]
+        total[:, target[:, i, y], source] += rates[:, :, i, y]
     return total - torch.diag_embed(total.sum(1))

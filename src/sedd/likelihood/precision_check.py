@@ -35,7 +35,7 @@ def check_precision(
 ) -> PrecisionCheck | None:
     """Compare low with full precision on more and more values, until it is clear whether the difference is negligible.
 
-    ``compute`` returns the values of some indices in full precision; ``stderr`` is that of the mean of all values.
+    ``compute`` returns the values of some indices in full precision; ``stderr`` is the mean's standard error.
     If a quarter of the values does not show it, the difference counts as not negligible. None: there are fewer than 64
     values, or one is not finite, so that low precision is out of the question.
     """
