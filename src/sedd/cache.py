@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-KINDS = ("data", "models")
-"""The subfolders: corpora as token ids, and published checkpoints in our layout; both can be made again."""
+KINDS = ("data", "models")  # corpora as token ids, and published checkpoints in our layout; both can be made again
 
 
 class CacheEntry(NamedTuple):

@@ -19,21 +19,12 @@ from typing import Any
 
 from sedd.terminal import warn
 
-MAX_TEXT = 2**30
-"""Bytes of a file that is read as a whole: templates, samples, results, tokenizers."""
-MAX_RECORD = 2**24
-"""Bytes of a JSON file that describes a model, a run or data; ours have some thousands."""
-PARTIAL_PREFIX = ".writing-"
-"""Starts the name of a file or folder that is not completely written."""
-LOCK = ".lock"
-"""The file in a folder whose lock the process that writes to the folder holds."""
-_ATTEMPTS = 100
-"""Times that a folder is created in which the lock is to be, and that other processes remove before it is there."""
-_NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
-"""Errors of file systems that have no locks."""
-
-
-# Reading ---------------------------------------------------------------------------------------------------
+MAX_TEXT = 2**30  # bytes of a file that is read as a whole: templates, samples, results, tokenizers
+MAX_RECORD = 2**24  # bytes of a JSON file that describes a model, a run or data; ours have some thousands
+PARTIAL_PREFIX = ".writing-"  # starts the name of a file or folder that is not completely written
+LOCK = ".lock"  # the file in a folder whose lock the process that writes to the folder holds
+_ATTEMPTS = 100  # times that other processes may remove a new folder before its lock is in it
+_NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)  # errors of file systems that have no locks
 
 
 def read_text(path: Path, most: int | None = None) -> str:
@@ -73,9 +64,6 @@ def parse_json(text: str | bytes) -> Any:
         return json.loads(text)
     except RecursionError:
         raise ValueError("it is nested too deeply to be read") from None
-
-
-# Writing ---------------------------------------------------------------------------------------------------
 
 
 @contextmanager

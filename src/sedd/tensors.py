@@ -6,16 +6,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-Tokens = Int[Tensor, "*b L"]
-"""Token ids of sequences."""
-PerSequence = Float[Tensor, "*b"]
-"""One number for each sequence: its total noise σ, its time t or the weight of its loss."""
-PerPosition = Float[Tensor, "*b L"]
-"""One number for each position, such as its loss."""
-PerState = Float[Tensor, "*b L n"]
-"""One number for each state of each position, such as its log-score."""
-PerToken = Float[Tensor, "*b L N"]
-"""One number for each token, which the mask is not, of each position."""
+Tokens = Int[Tensor, "*b L"]  # token ids of sequences
+PerSequence = Float[Tensor, "*b"]  # one number for each sequence: its noise σ, its time t or the weight of its loss
+PerPosition = Float[Tensor, "*b L"]  # one number for each position, such as its loss
+PerState = Float[Tensor, "*b L n"]  # one number for each state of each position, such as its log-score
+PerToken = Float[Tensor, "*b L N"]  # one number for each token, which the mask is not, of each position
 
 
 def upcast_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -34,9 +29,6 @@ def compute_dtype(weight: Float[Tensor, "*s"]) -> torch.dtype:
     if device != "meta" and torch.is_autocast_enabled(device):
         return torch.get_autocast_dtype(device)
     return weight.dtype
-
-
-# Checks of what users pass: a process, a model and a schedule do not repeat them for what sedd computed itself -------
 
 
 def check_range(x: Tensor, low: int | float, high: int | float, message: str) -> None:

@@ -7,10 +7,8 @@ import yaml  # type: ignore[import-untyped]
 
 from sedd.files import parse_json, read_text
 
-MAX_NESTING = 64
-"""Levels of lists and mappings in settings; ours have two."""
-MAX_SETTINGS = 2**18
-"""Bytes of a file of settings; ours have some thousands."""
+MAX_NESTING = 64  # levels of lists and mappings in settings; ours have two
+MAX_SETTINGS = 2**18  # bytes of a file of settings; ours have some thousands
 
 
 def read_settings(path: Path) -> dict[Any, Any]:

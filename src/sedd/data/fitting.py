@@ -13,8 +13,7 @@ from sedd.data.readers import expand_sources, read_chunks, read_documents
 from sedd.data.text_file import TextEncoding
 from sedd.tokenizer import Tokenizer, build_tokenizer
 
-MAX_USUAL = 0.75
-"""A length that leaves out long records is named if it is at most this share of the longest."""
+MAX_USUAL = 0.75  # a length that leaves out long records is named if it is at most this share of the longest
 
 
 def fit_tokenizer(
@@ -58,12 +57,9 @@ class RecordLengths(NamedTuple):
     records: int
     shortest: int | None
     longest: int
-    padding: float = 0.0
-    """Share of padding in sequences as long as the longest record."""
-    usual: int = 0
-    """The length that 99 % of the records do not exceed; 0 if unknown."""
-    longer: int = 0
-    """Number of records above it."""
+    padding: float = 0.0  # share of padding in sequences as long as the longest record
+    usual: int = 0  # the length that 99 % of the records do not exceed; 0 if unknown
+    longer: int = 0  # number of records above it
 
     def advice(self) -> str:
         """Return what share is padding, and which length leaves out few records."""

@@ -14,8 +14,7 @@ FORMAT = 2
 INDEX = "index.json"
 LENGTHS = "lengths.bin"
 LABELS = "labels.bin"
-WIDTHS = {"<u2": 2, "<u4": 4}
-"""Bytes of a token id of each dtype."""
+WIDTHS = {"<u2": 2, "<u4": 4}  # bytes of a token id of each dtype
 PREPARE_AGAIN = "remove the folder and prepare the data again"
 
 

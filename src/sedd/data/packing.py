@@ -15,8 +15,7 @@ from sedd.schema import check_choice
 from sedd.tokenizer import Integers, load_tokenizer
 
 SPLITS = ("train", "validation", "all")
-COUNTED = 1 << 22
-"""Tokens that are read at a time to count something."""
+COUNTED = 1 << 22  # tokens that are read at a time to count something
 
 
 @final

@@ -34,8 +34,7 @@ PACKING = ("packed", "lines")
 PADS = ("model", "ignore")
 NO_LABEL = 2**16 - 1
 NOTES = "notes.txt"
-MAX_NOTES = 2**12
-"""Bytes of the notes that are read; their author may be anyone."""
+MAX_NOTES = 2**12  # bytes of the notes that are read; their author may be anyone
 
 OnBytesRead = Callable[[int, int], None]  # bytes of the sources read so far, and in total
 

@@ -21,25 +21,17 @@ from sedd.data.compression import COMPRESSED, import_optional
 from sedd.files import parse_json
 from sedd.tokenizer import Ids
 
-LONGEST_LINE = 1 << 26
-"""Characters of a line, a row or a cell."""
-LONGEST_WHOLE = 1 << 28
-"""Characters of what is in memory as a whole: a JSON document, a FASTA sequence, a row group."""
-MAX_EXPANSION = 100
-"""How many times its stored size a longer row group may have; text compresses to about a tenth."""
-VALUE = 8
-"""Bytes that a value of Parquet takes at least, however short its encoding is."""
+LONGEST_LINE = 1 << 26  # characters of a line, a row or a cell
+LONGEST_WHOLE = 1 << 28  # characters of what is in memory as a whole: a JSON document, a FASTA sequence, a row group
+MAX_EXPANSION = 100  # how many times its stored size a longer row group may have; text compresses to about a tenth
+VALUE = 8  # bytes that a value of Parquet takes at least, however short its encoding is
 TEXT_COLUMNS = ("text", "content", "document", "sentence", "smiles", "selfies", "sequence", "seq")
 RECORDS = 'a text, a list of integers such as [60, 62, -1], or an object with columns, such as {"text": "a"}'
 _INTEGER_LIST = re.compile(r"(large_|fixed_size_)?list<\w+: u?int\d+[^<>]*>(\[\d+\])?")
 """How Arrow writes the type of a column of lists of integers."""
 
 TextOrIds = str | Ids
-Row = tuple[TextOrIds | None, str | None]
-"""A text or integers, and its label."""
-
-
-# JSON ------------------------------------------------------------------------------------------------------
+Row = tuple[TextOrIds | None, str | None]  # a text or integers, and its label
 
 
 def parse_lines(path: Path, lines: Iterable[str]) -> Iterator[Any]:
@@ -108,9 +100,6 @@ def _integers(values: list[Any]) -> Ids | None:
     if not all(type(value) is int and -(2**63) <= value < 2**63 for value in whole):
         return None
     return np.array(whole, np.int64)
-
-
-# CSV and Parquet -------------------------------------------------------------------------------------------
 
 
 def csv_rows(file: Path, lines: Iterator[str], column: str | None, label: str | None) -> Iterator[Row]:
@@ -197,9 +186,6 @@ def rows_at_a_time(file: Path, group: Any, columns: list[str]) -> int:
     if size > LONGEST_WHOLE and size > MAX_EXPANSION * stored:
         raise ValueError(f"{file} has a row group of {stored:,} bytes for {size:,}; write it with smaller row groups")
     return max(1, min(1024, 2 * LONGEST_WHOLE // max(1, size)))
-
-
-# Columns ---------------------------------------------------------------------------------------------------
 
 
 def reject_columns(source: str, column: str | None, label: str | None) -> None:

@@ -11,8 +11,7 @@ from typing import NamedTuple, final
 from sedd.registry import TOKENIZERS
 from sedd.tokenizer import Tokenizer
 
-MOST_ODD = 1 / 1000
-"""Largest share of bytes that are not UTF-8 in data that other tokenizers than bytes read."""
+MOST_ODD = 1 / 1000  # largest share of bytes that are not UTF-8 in data that other tokenizers than bytes read
 _ODD_BYTES = re.compile("[\udc80-\udcff]+")
 _KEEPING = ("bytes", "bpe", "gpt2")
 _ADVICE = "name its encoding, as in --encoding latin-1; a tokenizer of bytes reads such bytes as they are"
@@ -24,13 +23,11 @@ class TextEncoding:
     """How the bytes of files become text, and counts of what was read with it that is not plain text."""
 
     name: str = "utf-8"
-    kept: float = 0.0
-    """The largest share of bytes that are not UTF-8 and are kept, as Python's ``surrogateescape`` does."""
+    kept: float = 0.0  # the largest share of bytes that are not UTF-8 and are kept, as ``surrogateescape`` does
     bytes: int = 0
     odd_bytes: int = 0
     first_odd: str = ""
-    line_ends: int = 0
-    """Line ends that are CRLF."""
+    line_ends: int = 0  # line ends that are CRLF
     first_file: str = ""
 
     @classmethod

@@ -31,15 +31,11 @@ from sedd.tokenizer import Ids
 
 MAGIC = b"MMIDIDX\0\0"
 HEADER = struct.Struct("<9sQBQQ")  # magic, version, code of the dtype, sequences, entries of the list of documents
-DTYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
-"""The integers among the dtypes of an .idx file, by their codes."""
+DTYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}  # integers by their codes in an .idx file
 BLOCK = 1 << 17  # characters of a list of documents read at a time
-LONGEST_DOCUMENT = 1 << 26
-"""Most tokens of a document that is read as one record."""
-Ends = Int[np.ndarray, " documents"]
-"""Where the documents of a file end, in tokens."""
-Rows = tuple[Sequence[Ids], bool]
-"""Consecutive rows of ids, and whether the first continues the row before it."""
+LONGEST_DOCUMENT = 1 << 26  # most tokens of a document that is read as one record
+Ends = Int[np.ndarray, " documents"]  # where the documents of a file end, in tokens
+Rows = tuple[Sequence[Ids], bool]  # consecutive rows of ids, and whether the first continues the row before it
 
 
 def is_token_file(path: Path) -> bool:

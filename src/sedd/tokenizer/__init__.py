@@ -22,8 +22,7 @@ from sedd.tokenizer.base import Tokenizer as Tokenizer
 from sedd.tokenizer.bpe import BPE as BPE
 
 SPECS = ("bytes", "chars", "bpe:SIZE", "gpt2", "ints", "ints:SIZE")
-NEEDS_SIZE = {"bytes": False, "chars": False, "gpt2": False, "bpe": True}
-"""Whether a size follows the name; others may have one."""
+NEEDS_SIZE = {"bytes": False, "chars": False, "gpt2": False, "bpe": True}  # whether a size follows; to others it may
 
 
 def build_tokenizer(spec: str, texts: Callable[[], Iterator[str]]) -> Tokenizer:

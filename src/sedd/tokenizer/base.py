@@ -20,10 +20,8 @@ from sedd.schema import MAX_VOCABULARY, check_count
 CONFIG = "tokenizer_config.json"
 DEFINITION = "tokenizer.json"
 FORMAT = 1
-PAD_TEXT = "<pad>"
-"""Padding among printable tokens."""
-PART = 2**16
-"""Characters encoded at a time: the code points of a whole text would take four times its memory, and more time."""
+PAD_TEXT = "<pad>"  # padding among printable tokens
+PART = 2**16  # characters encoded at a time: code points take four times the memory of a text
 _INTEGER = re.compile(r"-?[0-9]+(\.0*)?")
 
 Ids = Int[np.ndarray, " _"]
@@ -228,8 +226,7 @@ class Integers(Tokenizer):
 
     kind = "ints"
     size: int
-    low: int = 0
-    """The integer with id 0: 0, or the least if that is negative, such as −1 for a rest."""
+    low: int = 0  # the integer with id 0: 0, or the least if that is negative, such as −1 for a rest
 
     def __post_init__(self) -> None:
         check_count("size", self.size, most=MAX_VOCABULARY)

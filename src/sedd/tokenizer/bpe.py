@@ -25,22 +25,16 @@ from sedd.schema import check_count
 from sedd.tokenizer.base import DEFINITION, Ids, Tokenizer, utf8
 from sedd.tokenizer.growth import check_growth
 
-SECONDS = 30.0
-"""Time that a call with regular expressions from a file may take, beside that for its text."""
-SPEED = 10_000
-"""Characters per second that are the least for such a call."""
-PART = 2**16
-"""Least characters of the parts of a long text, which are encoded in parallel."""
-MAX_DEFINITION = 2**26
-"""Bytes of a definition; one of a million tokens has fewer."""
-STEPS = ("version", "normalizer", "pre_tokenizer", "decoder")
-"""What changes a text in a definition."""
+SECONDS = 30.0  # time that a call with regular expressions from a file may take, beside that for its text
+SPEED = 10_000  # characters per second that are the least for such a call
+PART = 2**16  # least characters of the parts of a long text, which are encoded in parallel
+MAX_DEFINITION = 2**26  # bytes of a definition; one of a million tokens has fewer
+STEPS = ("version", "normalizer", "pre_tokenizer", "decoder")  # what changes a text in a definition
 EMPTY = {"type": "BPE", "vocab": {}, "merges": []}
 EOS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
 PAD = ("<|padding|>", "<|pad|>", "<pad>", "[PAD]")
 _BETWEEN_WORDS = re.compile("(?<=[A-Za-z]) (?=[A-Za-z])")
-_ODD_BYTES = re.compile("([\udc80-\udcff]+)")
-"""Bytes that are not UTF-8, as Python's ``surrogateescape`` decodes them."""
+_ODD_BYTES = re.compile("([\udc80-\udcff]+)")  # bytes that are not UTF-8, as Python's ``surrogateescape`` decodes them
 
 
 @final

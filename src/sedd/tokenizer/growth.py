@@ -6,13 +6,11 @@ from typing import Any
 
 from sedd.tokenizer.base import DEFINITION
 
-MAX_GROWTH = 64
-"""How many times as long a tokenizer may make a text; published ones reach 40 at worst."""
+MAX_GROWTH = 64  # how many times as long a tokenizer may make a text; published ones reach 40 at worst
 UNICODE = {"NFC": 3, "NFD": 4, "NFKC": 18, "NFKD": 18, "Lowercase": 2, "BertNormalizer": 12, "ByteLevel": 4}
 """The most characters that a step of the Unicode standard, or of bytes, makes of one."""
 
-INSERTED = {"Replace": "content", "Prepend": "prepend", "Metaspace": "replacement"}
-"""The field of a step that has the text that it puts in."""
+INSERTED = {"Replace": "content", "Prepend": "prepend", "Metaspace": "replacement"}  # the text put in
 
 
 def check_growth(definition: dict[str, Any]) -> None:
