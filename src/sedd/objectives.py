@@ -177,7 +177,7 @@ class Objective:
                 "ScoreModel(network, process)"
             )
         if self.needs is not None and not hasattr(model, self.needs):
-            raise ValueError(f"{name} needs a model with {self.needs}(), and {given} has none; choose one that has it")
+            raise ValueError(f"{name} needs {self.needs}(), and {given} has none; choose a parameterization with it")
         self.check_process(model.process)
 
 
