@@ -33,10 +33,9 @@ PRECISIONS = ("float32", "bfloat16", "float64")
 def load_judge(
     source: str, *, first_token: str | None = None, precision: str | None = None, device: str = "cpu"
 ) -> Judge:
-    """Load a judge.
+    """Load a judge: a sedd run, a Hugging Face folder, a ``.gguf`` file, or the name of a model on the Hub.
 
     Args:
-        source: A sedd run, a Hugging Face folder, a ``.gguf`` file, or the name of a model on the Hub.
         first_token: Whether the first token of a text is ``skipped`` or ``scored``; by default Hugging Face models skip
             it and sedd runs score it.
         precision: Of its matrix products: float32, bfloat16 or, for a Hugging Face model, float64. None: float32 and,
@@ -107,7 +106,7 @@ class HuggingFaceJudge(Judge):
         start = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
         if not skips_first_token and start is None:
             raise ValueError(f"judge {name} has no token that starts a text; use --first-token skipped")
-        self._start = [] if skips_first_token else [start]
+        self._start = start
 
     def encode(self, texts: Sequence[str]) -> list[Ids]:
         encoded = self.tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"]
@@ -125,7 +124,7 @@ class HuggingFaceJudge(Judge):
         nll = [  # logits become float32 one row at a time, to save memory
             F.cross_entropy(row.float(), y, reduction="none") for row, y in zip(logits, ids[:, 1:], strict=True)
         ]
-        return F.pad(torch.stack(nll), (1 - len(self._start), 0)).cpu()
+        return F.pad(torch.stack(nll), (int(self.skips_first_token), 0)).cpu()
 
     def features(self, x: Int[Tensor, "b L"], valid: Bool[Tensor, "b L"]) -> Float[Tensor, "b h"]:
         ids, mask = self._prepend_start(x, valid)
@@ -135,10 +134,9 @@ class HuggingFaceJudge(Judge):
 
     def _prepend_start(self, x: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
         """Return ids and attention mask on the judge's device, after the beginning-of-text token if it is used."""
-        start = x.new_tensor([self._start] * len(x))
-        ids = torch.cat([start.view(len(x), -1).long(), x], -1)
-        mask = torch.cat([torch.ones_like(ids[:, : len(self._start)], dtype=torch.bool), valid], -1)
-        return ids.to(self.model.device), mask.to(self.model.device)
+        if not self.skips_first_token:
+            x, valid = F.pad(x, (1, 0), value=self._start), F.pad(valid, (1, 0), value=True)
+        return x.to(self.model.device), valid.to(self.model.device)
 
 
 def _sha256(model: Any, tokenizer: Any) -> str:
@@ -177,7 +175,15 @@ class SeddJudge(Judge):
         return self.tokenizer.decode(ids)
 
     def token_nll(self, x: Int[Tensor, "b L"], valid: Bool[Tensor, "b L"]) -> Float[Tensor, "b L"]:
-        nll = self._nll(x) if self._pad is None else self._record_nll(x, valid, self._pad)
+        length, pad = x.shape[-1], self._pad
+        if pad is not None:
+            extra = (0, self.context_length - length)
+            x, valid = F.pad(torch.where(valid, x, pad), extra, value=pad), F.pad(valid, extra)
+        x = x.to(self._device)
+        nll = -at_token(self.model.log_next(x), x).cpu()
+        if pad is not None:  # the padding of a record is part of its likelihood, and counts with its last token
+            padding = torch.where(valid, 0, nll).sum(-1, keepdim=True)
+            nll = nll.scatter_add(-1, valid.sum(-1, keepdim=True) - 1, padding)[:, :length]
         if self.skips_first_token:
             nll[:, 0] = 0
         return nll
@@ -187,14 +193,3 @@ class SeddJudge(Judge):
         x = F.pad(x, (0, 1)).to(self._device)
         hidden = self.model.hidden(x, torch.zeros(len(x), device=self._device))
         return hidden[torch.arange(len(x)), valid.sum(-1)]
-
-    def _nll(self, x: Tensor) -> Tensor:
-        x = x.to(self._device)
-        return -at_token(self.model.log_next(x), x).cpu()
-
-    def _record_nll(self, x: Tensor, valid: Tensor, padding: int) -> Tensor:
-        """Add −log p of a record's padding, which is part of the record's likelihood, to its last token."""
-        extra = (0, self.context_length - x.shape[-1])
-        nll = self._nll(F.pad(torch.where(valid, x, padding), extra, value=padding))
-        padding_nll = torch.where(F.pad(valid, extra), 0, nll).sum(-1, keepdim=True)
-        return nll.scatter_add(-1, valid.sum(-1, keepdim=True) - 1, padding_nll)[:, : x.shape[-1]]
