@@ -3,21 +3,34 @@
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from matplotlib.figure import Figure
 
 from sedd import plot
+from sedd.evaluation.report import column
 
 
 @plot.Style()
 def plot_quality(records: Sequence[dict[str, Any]], swept: Sequence[str] = ()) -> Figure:
     """Plot the records with 95 % intervals; records that differ only in the first swept setting are joined."""
-    figure = plot.figure(11.0, 4.8)
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for record in records:
+        label = ", ".join([record["source"], *(f"{name} {_value(record, name)}" for name in swept[1:])])
+        groups.setdefault(label, []).append(record)
+    figure, labels = plot.figure(11.0, 4.8), []
     cost, entropy = plot.axes(figure, columns=2, sharey=True)
-    for number, (label, points) in enumerate(_group(records, swept).items()):
-        color = f"C{number % 10}"
-        timed = [point for point in points if point["nfe"] is not None]
-        _plot_points(cost, timed, "nfe", color, label)
-        _plot_points(entropy, points, "entropy_nats", color, label)
+    for number, (label, points) in enumerate(groups.items()):
+        style: Any = {"fmt": "o-", "color": f"C{number % 10}", "linewidth": 1, "capsize": 2, "label": label}
+        x, y = column(points, "entropy_nats"), column(points, "gen_ppl_by_token")
+        x_error, y_error = (
+            1.96 * np.nan_to_num(column(points, f"stderr_{name}")) for name in ("entropy_nats", "gen_ppl_by_token")
+        )
+        entropy.errorbar(x, y, y_error, x_error, **style)
+        timed = np.array([point["nfe"] is not None for point in points])
+        cost.errorbar(column(points, "nfe")[timed], y[timed], y_error[timed], **style)
+        if swept:
+            names = [str(_value(point, swept[0])) for point in points]
+            labels += list(zip(x, y, names, [style["color"]] * len(x), strict=True))
     cost.set(xlabel="network calls per sample", ylabel="generative perplexity, by token")
     if calls := sorted({round(record["nfe"]) for record in records if record["nfe"]}):
         cost.set_xscale("log")
@@ -26,14 +39,8 @@ def plot_quality(records: Sequence[dict[str, Any]], swept: Sequence[str] = ()) -
         cost.set_xticks([], minor=True)
     entropy.set(xlabel="unigram entropy of a sample, nats" + (f"; labels: {swept[0]}" if swept else ""))
     entropy.legend(fontsize="small")
-    first = records[0]
-    figure.suptitle(f"Judge {first['judge']}, first token {first['first_token']}", fontsize=11)
-    if swept:
-        labels = [
-            (point["entropy_nats"], point["gen_ppl_by_token"], str(_value(point, swept[0])), f"C{i % 10}")
-            for i, points in enumerate(_group(records, swept).values())
-            for point in points
-        ]
+    figure.suptitle(f"Judge {records[0]['judge']}, first token {records[0]['first_token']}", fontsize=11)
+    if labels:
         plot.label_points(entropy, labels)
     return figure
 
@@ -46,22 +53,6 @@ def _spaced(calls: Sequence[int]) -> list[int]:
         if number * room <= shown[-1]:
             shown.append(number)
     return shown[::-1]
-
-
-def _plot_points(axes: Any, points: Sequence[dict[str, Any]], x: str, color: str, label: str) -> None:
-    values, perplexities = [point[x] for point in points], [point["gen_ppl_by_token"] for point in points]
-    x_error = [1.96 * (point["stderr_entropy_nats"] or 0) for point in points] if x == "entropy_nats" else None
-    y_error = [1.96 * (point["stderr_gen_ppl_by_token"] or 0) for point in points]
-    axes.errorbar(values, perplexities, y_error, x_error, fmt="o-", color=color, linewidth=1, capsize=2, label=label)
-
-
-def _group(records: Sequence[dict[str, Any]], swept: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
-    """Group records by their source and by all swept settings but the first."""
-    groups: dict[str, list[dict[str, Any]]] = {}
-    for record in records:
-        label = ", ".join([record["source"], *(f"{name} {_value(record, name)}" for name in swept[1:])])
-        groups.setdefault(label, []).append(record)
-    return groups
 
 
 def _value(record: dict[str, Any], name: str) -> Any:

@@ -11,11 +11,7 @@ from sedd.schema import check_count
 
 JUDGE_FIELDS = ("judge_sha256", "judge_precision", "first_token", "scored")
 """Fields that results must share to be compared in one table."""
-REQUIRED_FIELDS = (
-    *("gen_ppl_by_token", "gen_ppl_by_sample", "entropy_nats", "judge", "draw_precision"),
-    *JUDGE_FIELDS,
-)
-"""Fields that every result has."""
+REQUIRED_FIELDS = ("gen_ppl_by_token", "gen_ppl_by_sample", "entropy_nats", "judge", "draw_precision", *JUDGE_FIELDS)
 
 
 def evaluate_samples(
@@ -34,7 +30,6 @@ def evaluate_samples(
         by_ids: Score the samples' own token ids instead of encoding their text.
         truncate: Cut samples longer than the judge's context instead of raising an error.
         batch: Samples per forward pass of the judge.
-        on_progress: Called with the number of samples done and their total.
     """
     check_count("judge-batch", batch)
     encoded = encode_for_judge(samples, judge, by_ids=by_ids, truncate=truncate)
@@ -82,10 +77,7 @@ def _round(value: float | None) -> float | None:
 
 
 def read_results(path: Path) -> list[dict[str, Any]] | None:
-    """Read the results in a file written by ``sedd quality``; None if it is not such a file.
-
-    A generative perplexity without an entropy is rejected.
-    """
+    """Read the results in a file written by ``sedd quality``; None if it is not such a file."""
     if not path.is_file() or not (records := read_json_records(path)):
         return None
     if not all(isinstance(record, dict) and {"judge", "validity"} & record.keys() for record in records):
@@ -100,18 +92,16 @@ def read_results(path: Path) -> list[dict[str, Any]] | None:
 
 def check_comparable(records: Sequence[dict[str, Any]]) -> None:
     """Reject records that differ in one of `JUDGE_FIELDS`, in MAUVE's reference or in what decides validity."""
-
-    def value(record: dict[str, Any], field: str) -> Any:
-        is_chosen = field == "judge_precision" and record.get("judge_precision_difference") is not None
-        return "float32" if is_chosen else record[field]  # bfloat16 was chosen since it makes no difference
-
     for field in (*JUDGE_FIELDS, "mauve_reference", "validity_by"):
-        found = {str(value(record, field)): record for record in records if record.get(field) is not None}
+        found = {}
+        for record in (record for record in records if record.get(field) is not None):
+            is_chosen = field == "judge_precision" and record.get("judge_precision_difference") is not None
+            value = "float32" if is_chosen else str(record[field])  # bfloat16 was chosen since it makes no difference
+            found[value] = f"{record['judge']} ({value[:8]})" if field == "judge_sha256" else value
         if len(found) > 1:
-            values = sorted(f"{r['judge']} ({v[:8]})" if field == "judge_sha256" else v for v, r in found.items())
             raise ValueError(
-                f"these results have {field.removesuffix('_sha256')} {' and '.join(values)}; results that differ in it "
-                "cannot share a table"
+                f"these results have {field.removesuffix('_sha256')} {' and '.join(sorted(found.values()))}; results "
+                "that differ in it cannot share a table"
             )
 
 
