@@ -187,7 +187,7 @@ def refused(done: subprocess.CompletedProcess[str], sentence: str) -> None:
         (["TEXT", "--judge", "MEAN"], "a sedd run needs --objective autoregressive"),
         (["TEXT", "--judge", "SHORT"], "tokens of the judge, which reads 16"),
         (["EURO", "--judge", "AR"], "cannot read"),
-        (["IDS", "--judge", "AR"], "its tokenizer differs"),
+        (["IDS", "--judge", "AR"], "which judge"),
         (["TEXT", "--judge", "AR", "--ids"], "has no ids"),
         (["TEXT", "--judge", "AR", "--sweep", "steps=2,4"], "--sweep needs the folder of a run"),
         (["TEXT", "--judge", "AR", "--mauve", "nowhere.txt"], "nowhere.txt could not be read"),

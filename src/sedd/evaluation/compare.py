@@ -56,10 +56,7 @@ def require_same_data(names: Sequence[str], corpora: Sequence[Corpus]) -> None:
     """Raise an error if the runs would be scored on different text."""
     for name, corpus in zip(names, corpora, strict=True):
         if corpus.sha256 != corpora[0].sha256:
-            raise ValueError(
-                f"{names[0]} and {name} have different validation data (another source, tokenizer, length or "
-                "fraction); name a text to score both on with --data"
-            )
+            raise ValueError(f"{names[0]} and {name} have different validation data; name one text with --data")
 
 
 def run_record(run: Path, loaded: LoadedModel, state: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, Any]:
@@ -136,7 +133,7 @@ def table_cells(records: Sequence[dict[str, Any]]) -> list[list[str]]:
 def check_plot_path(path: Path) -> Path:
     """Return ``path``, or raise an error if no plot can be written there."""
     if path.suffix not in (".png", ".html"):
-        raise ValueError(f"the plot is {path.name}; its name must end in .png or .html")
+        raise ValueError(f"the plot is {path.name}; its name must end in one of .png, .html")
     if not path.parent.is_dir():
         raise ValueError(f"{path.parent} does not exist; make it, or choose another --plot")
     return path

@@ -52,10 +52,7 @@ def encode_texts(texts: Sequence[str], loaded: LoadedModel) -> list[Ids]:
 def require_packed_text(loaded: LoadedModel) -> None:
     """Reject a model of padded records, in which a context is followed by padding."""
     if loaded.config.data.packing == "lines" and loaded.config.data.pad == "model":
-        raise ValueError(
-            "this model was trained on padded records, and a continuation is running text; score whole records, as "
-            "sedd score does, or train on packed text"
-        )
+        raise ValueError("this model was trained on padded records; score whole records with sedd score")
 
 
 def encode_continuation(context: str, continuation: str, loaded: LoadedModel) -> tuple[Ids, Ids]:
@@ -71,10 +68,7 @@ def encode_continuation(context: str, continuation: str, loaded: LoadedModel) ->
     start = min(len(tokenizer.encode(context)), len(ids) - 1)  # BPE may merge across the boundary
     rest = ids[start:]
     if len(rest) > length:
-        raise ValueError(
-            f"the continuation {continuation[:40]!r} … has {len(rest)} tokens and the model was trained on {length}; "
-            "it cannot be scored in one piece"
-        )
+        raise ValueError(f"a continuation has {len(rest)} tokens, and the model was trained on {length}; shorten it")
     return ids[max(0, start - (length - len(rest))) : start], rest
 
 

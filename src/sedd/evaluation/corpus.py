@@ -100,9 +100,7 @@ def read_corpus(
         protocol.check_dataset(dataset)
     tokenizer, packing = loaded.tokenizer, loaded.config.data.packing
     if packing == "lines" and (protocol.length or protocol.benchmarks):
-        raise ValueError(
-            f"this model reads records, one per line, and protocol {protocol.name} packs text; use protocol strict"
-        )
+        raise ValueError(f"this model reads records, and protocol {protocol.name} packs text; use protocol strict")
     texts = _read_texts(source, column, packing, TextEncoding.for_tokenizer(tokenizer, encoding))
     if packing == "lines":
         records = pad_records(encode(source, texts, tokenizer), loaded)
@@ -114,10 +112,7 @@ def read_corpus(
     rows = _add_eos(encode(source, texts, tokenizer), protocol, tokenizer)
     length, tokens = sequence_length(protocol, loaded), sum(map(len, rows))
     if protocol.alphabet and tokens != sum(map(len, texts)):
-        raise ValueError(
-            f"protocol {protocol.name} counts characters, and this model's tokenizer {tokenizer.kind} has other "
-            "tokens; train one with --tokenizer chars"
-        )
+        raise ValueError(f"protocol {protocol.name} counts characters; train a model with --tokenizer chars")
     sequences = protocol.packing(rows, length)
     if tokens and not sequences:
         raise ValueError(
@@ -196,10 +191,7 @@ def _prepared_corpus(folder: Path, protocol: Protocol, loaded: LoadedModel) -> C
 
 def _require_same_tokenizer(name: str, index: Index, loaded: LoadedModel) -> None:
     if index.tokenizer != loaded.tokenizer.fingerprint():
-        raise ValueError(
-            f"{name} was prepared with another tokenizer than the model's ({loaded.tokenizer.kind}); "
-            "give the text itself, or prepare it with the model's"
-        )
+        raise ValueError(f"{name} was prepared with another tokenizer than {loaded.tokenizer.kind}; give the text")
 
 
 def _read_blocks(blocks: TokenBlocks, indices: Ids) -> list[Ids]:
@@ -233,9 +225,7 @@ def _char_range(source: str, texts: Sequence[TextOrIds], protocol: Protocol) -> 
     start, stop = protocol.char_range or (0, 0)
     text = texts[0] if len(texts) == 1 and isinstance(texts[0], str) else ""
     if len(text) < stop:
-        raise ValueError(
-            f"{source} is not one text of {stop:,} characters or more; protocol {protocol.name} scores {protocol.split}"
-        )
+        raise ValueError(f"{source} is not one text of {stop:,} characters; {protocol.name} scores {protocol.split}")
     part = text[start:stop]
     if unknown := sorted(set(part) - set(protocol.alphabet or part)):
         raise ValueError(f"{source} holds {unknown[0]!r}; protocol {protocol.name} allows only {protocol.alphabet!r}")
@@ -247,10 +237,7 @@ def _add_eos(rows: list[Ids], protocol: Protocol, tokenizer: Tokenizer) -> list[
     if protocol.eos is Eos.NONE or (protocol.eos is Eos.BETWEEN and tokenizer.eos is None):
         return rows
     if tokenizer.eos is None:
-        raise ValueError(
-            f"protocol {protocol.name} puts an end-of-text token after every row, and the model's tokenizer "
-            f"{tokenizer.kind} has none; use protocol strict, or a model trained on several documents"
-        )
+        raise ValueError(f"{tokenizer.kind} has no end-of-text token, as {protocol.name} needs; use protocol strict")
     ended = [np.append(row, tokenizer.eos) for row in rows]
     return ended if protocol.eos is Eos.AFTER else [*ended[:-1], rows[-1]]
 

@@ -256,8 +256,5 @@ def likelihood_table(records: Sequence[Record], columns: Sequence[str]) -> list[
             elif not (field == "terms_included" and record["is_exact"]):  # no term is left out of an exact value
                 values.add(str(record.get(field)))
         if len(values) > 1:
-            raise ValueError(
-                f"these results have {field} {' and '.join(sorted(values))}; results of different protocols cannot "
-                "share a table"
-            )
+            raise ValueError(f"results with {field} {' and '.join(sorted(values))} cannot share a table")
     return [[record[column] for column in columns] for record in records]

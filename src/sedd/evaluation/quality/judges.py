@@ -70,9 +70,7 @@ def _load_hugging_face(source: str, skips_first_token: bool, precision: str, dev
     try:
         import transformers
     except ImportError:
-        raise ValueError(
-            f"this judge is not a sedd run and needs transformers; install it: {install_hint('judge')}"
-        ) from None
+        raise ValueError(f"this judge needs transformers; install it: {install_hint('judge')}") from None
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     path = Path(source)
@@ -157,10 +155,8 @@ class SeddJudge(Judge):
 
     def __init__(self, loaded: LoadedModel, name: str, skips_first_token: bool = False) -> None:
         if not isinstance(loaded.model, CausalModel):
-            raise ValueError(
-                f"judge {name} was trained with objective {loaded.config.objective}, which gives no likelihood of a "
-                "token given the preceding ones; as a judge, a sedd run needs --objective autoregressive"
-            )
+            objective = loaded.config.objective
+            raise ValueError(f"judge {name} is a run of {objective}; a sedd run needs --objective autoregressive")
         self.model, self.tokenizer = loaded.model, loaded.tokenizer
         self.name, self.skips_first_token, self.precision = name, skips_first_token, loaded.precision
         self.vocab_size = loaded.tokenizer.vocab_size

@@ -99,10 +99,8 @@ def check_comparable(records: Sequence[dict[str, Any]]) -> None:
             value = "float32" if is_chosen else str(record[field])  # bfloat16 was chosen since it makes no difference
             found[value] = f"{record['judge']} ({value[:8]})" if field == "judge_sha256" else value
         if len(found) > 1:
-            raise ValueError(
-                f"these results have {field.removesuffix('_sha256')} {' and '.join(sorted(found.values()))}; results "
-                "that differ in it cannot share a table"
-            )
+            name, values = field.removesuffix("_sha256"), " and ".join(sorted(found.values()))
+            raise ValueError(f"results with {name} {values} cannot share a table")
 
 
 def quality_table(records: Sequence[dict[str, Any]], columns: Sequence[str]) -> list[list[Any]]:

@@ -58,10 +58,7 @@ class SampleSet:
         """Return the set itself, or raise an error if a sample is empty: skipping it would bias the metrics."""
         for number, sample in enumerate(self.samples):
             if not (sample.ids if sample.text is None else sample.text):
-                raise ValueError(
-                    f"sample {number} of {self.source} is empty; it has no metrics, and leaving it out would bias "
-                    "those of the rest"
-                )
+                raise ValueError(f"sample {number} of {self.source} is empty; leaving it out would bias the metrics")
         return self
 
 
@@ -159,9 +156,7 @@ def read_samples(path: Path, allow_empty: bool = False) -> SampleSet:
     records: list[Any] | None
     if path.is_dir():
         if not (paths := sorted(path.glob("*.txt"))):
-            raise ValueError(
-                f"{path} holds neither a model nor .txt files, one for each sample; name a folder that does"
-            )
+            raise ValueError(f"{path} holds neither a model nor .txt files with a sample each; name a folder that does")
         records = [files.read_text(file) for file in paths]
     elif (records := read_json_records(path)) is None:
         content = files.read_text(path)
@@ -198,9 +193,7 @@ def _parse_sample(record: Any, path: Path) -> Sample:
     text, ids = (record.get(name) for name in ("text", "ids")) if isinstance(record, dict) else (None, None)
     are_ids = isinstance(ids, list) and all(isinstance(id, int) for id in ids)
     if not isinstance(text, str | None) or not (are_ids or ids is None) or (text is None and ids is None):
-        raise ValueError(
-            f"{path} holds a record without text or ids; samples are strings, or records as sedd sample --json makes"
-        )
+        raise ValueError(f"{path} holds a record without text or ids; write them as sedd sample --json does")
     return Sample(text, ids)
 
 
@@ -248,14 +241,9 @@ def encode_for_judge(
     for number, row in enumerate(rows):
         found = f"sample {number} of {samples.source} has {len(row):,} tokens of the judge"
         if len(row) > longest and not truncate:
-            raise ValueError(
-                f"{found}, which reads {longest:,}; sample shorter texts with --length, choose another judge, or cut "
-                "what is longer with --truncate"
-            )
+            raise ValueError(f"{found}, which reads {longest:,}; sample with --length, or cut it with --truncate")
         if len(row) <= judge.skips_first_token:
-            raise ValueError(
-                f"{found}, none of which is counted; give longer texts, or count the first with --first-token scored"
-            )
+            raise ValueError(f"{found}, none of which is counted; count the first with --first-token scored")
     truncated = sum(len(row) > longest for row in rows)
     return EncodedSamples([row[:longest] for row in rows], "ids" if by_ids else "text", truncated)
 
@@ -265,13 +253,7 @@ def _check_ids(sample: Sample, name: str, judge: Judge) -> Ids:
     if sample.ids is None:
         raise ValueError(f"{name} has no ids; leave out --ids, and its text is read")
     if not all(0 <= id < judge.vocab_size for id in sample.ids):
-        raise ValueError(
-            f"{name} holds id {max(sample.ids)} and judge {judge.name} has {judge.vocab_size:,} tokens: its tokenizer "
-            "differs; give the text"
-        )
+        raise ValueError(f"{name} holds id {max(sample.ids)}, which judge {judge.name} does not have; give the text")
     if sample.text is not None and judge.decode(sample.ids) != sample.text:
-        raise ValueError(
-            f"the ids of {name} decode to another text with the tokenizer of judge {judge.name}; score the text, "
-            "without --ids"
-        )
+        raise ValueError(f"the ids of {name} decode to another text with judge {judge.name}; leave out --ids")
     return np.asarray(sample.ids, dtype=np.int64)
