@@ -13,7 +13,7 @@ from lm_eval.tasks import TaskManager
 from runs import SMALL, Sedd, ok
 
 from sedd import evaluation
-from sedd.evaluation.lm_eval import GenerationOptions, SeddLM
+from sedd.evaluation.lm_eval import SeddLM, parse_generation_options
 from sedd.extras import install_hint
 from sedd.loading import load_model
 
@@ -206,9 +206,9 @@ def test_a_long_context_is_truncated_on_the_left(models: Callable[[str], Path]) 
 )
 def test_generation_options(options: dict[str, object], expected: tuple[object, ...]) -> None:
     tokens, stops, temperature = expected
-    parsed = GenerationOptions.parse(options, 32)
-    assert (parsed.tokens, parsed.stops) == (tokens, stops)
-    assert (parsed.warping and parsed.warping.temperature) == temperature
+    *parsed, warping = parse_generation_options(options, 32)
+    assert parsed == [tokens, stops]
+    assert (warping and warping.temperature) == temperature
 
 
 def test_impossible_requests_are_reported(models: Callable[[str], Path], sedd: Sedd, tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
 from sedd import files, plot
 from sedd.evaluation.corpus import Corpus
@@ -24,11 +23,7 @@ COLUMNS = (
 )
 AVERAGED = ("bits", "nats_per_token", "ppl_bound")
 """Columns of which runs with several seeds have a mean."""
-WITHOUT_EFFECT = (
-    "out",
-    *(f"train.{name}_every" for name in ("log", "eval", "save", "sample")),
-    "train.keep_checkpoints",
-)
+WITHOUT_EFFECT = ("out", "train.keep_checkpoints", *(f"train.{x}_every" for x in ("log", "eval", "save", "sample")))
 """Keys of a configuration on which no weight depends."""
 MAX_DIFFERENCES = 6
 """Number of differences between runs that are named."""
@@ -172,15 +167,12 @@ def plot_comparison(records: Sequence[dict[str, Any]], curves: Sequence[Validati
                 axes.fill_between(x, low, high, color=color, alpha=0.1, linewidth=0)
             axes.errorbar(end, record["bits"], 1.96 * record["stderr_bits"], fmt="o", color=color, capsize=3)
         right.plot([], [], color=color, label=label)
-    left.set(
-        xlabel="tokens of training", ylabel="bits per character" if records[0]["bits_per_char"] else "bits per token"
-    )
-    right.set(xlabel="seconds of training")
-    for axes in (left, right):
-        axes.set_xlim(left=0)
+    right.plot([], [], color=plot.GREY, marker=".", linewidth=1, label="validation while training (band: 95 %)")
+    right.errorbar([], [], [], fmt="o", color=plot.GREY, capsize=3, label="this comparison (bar: 95 %)")
+    right.legend(fontsize="small")
+    unit = "bits per character" if records[0]["bits_per_char"] else "bits per token"
+    left.set(xlabel="tokens of training", ylabel=unit, xlim=(0, None))
+    right.set(xlabel="seconds of training", xlim=(0, None))
     if all(len(curve.bits) < 2 for curve in curves):
         left.set_title("no run has curves: each was validated at its end only (train.eval_every)", fontsize="small")
-    dots = Line2D([], [], color=plot.GREY, marker=".", linewidth=1, label="validation while training (band: 95 %)")
-    results = right.errorbar([], [], [], fmt="o", color=plot.GREY, capsize=3, label="this comparison (bar: 95 %)")
-    right.legend(handles=[*right.get_legend_handles_labels()[0][: len(records)], dots, results], fontsize="small")
     return figure

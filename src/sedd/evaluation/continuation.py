@@ -68,7 +68,7 @@ def encode_continuation(context: str, continuation: str, loaded: LoadedModel) ->
     start = min(len(tokenizer.encode(context)), len(ids) - 1)  # BPE may merge across the boundary
     rest = ids[start:]
     if len(rest) > length:
-        raise ValueError(f"a continuation has {len(rest)} tokens, and the model was trained on {length}; shorten it")
+        raise ValueError(f"a continuation has {len(rest)} tokens and the model was trained on {length}; shorten it")
     return ids[max(0, start - (length - len(rest))) : start], rest
 
 

@@ -15,7 +15,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from typing import Any, NamedTuple, TypeVar, final
+from typing import Any, TypeVar, final
 
 import numpy as np
 import torch
@@ -102,7 +102,7 @@ class SeddLM(LM):
         def generate_text(context: str, options: Mapping[str, Any]) -> str:
             key = repr((context, sorted(options.items())))
             repeats[key] += 1
-            return self._generate(context, GenerationOptions.parse(options, self.length), repeats[key] - 1)
+            return self._generate(context, options, repeats[key] - 1)
 
         return self._respond("generate_until", requests, generate_text, disable_tqdm)
 
@@ -127,33 +127,27 @@ class SeddLM(LM):
         if not len(ids):
             return 0.0
         windows = [ids[i : i + self.length] for i in range(0, len(ids), self.length)]
-        found = estimate_likelihood(
-            self.loaded.model,
-            self.estimator,
-            windows,
-            draws=self.draws,
-            seed=derive_seed(self.seed, text),
-            batch=self.batch,
-            ranks=Ranks(0, 1, self.loaded.device),
-        )
+        options: Any = {"draws": self.draws, "batch": self.batch, "ranks": Ranks(0, 1, self.loaded.device)}
+        seed = derive_seed(self.seed, text)
+        found = estimate_likelihood(self.loaded.model, self.estimator, windows, seed=seed, **options)
         return self._total(found, len(ids))
 
-    def _generate(self, context: str, options: "GenerationOptions", number: int) -> str:
+    def _generate(self, context: str, options: Mapping[str, Any], number: int) -> str:
+        tokens, stops, warping = parse_generation_options(options, self.length)
         given = self.loaded.tokenizer.encode(context)
-        given = given[max(0, len(given) - (self.length - options.tokens)) :]
-        if options.warping is None:
-            ids = [token for _, token in sorted(samplers.decode_greedy(self.loaded, given, options.tokens))]
+        given = given[max(0, len(given) - (self.length - tokens)) :]
+        if warping is None:
+            ids = [token for _, token in sorted(samplers.decode_greedy(self.loaded, given, tokens))]
         else:
-            settings = samplers.SamplingSettings(
-                steps=self.steps, seed=derive_seed(self.seed, context), **asdict(options.warping)
-            )
-            sampling_run = samplers.SamplingRun.of(self.loaded, settings)
-            row = torch.from_numpy(np.append(given, np.full(options.tokens, -1)))[None]
-            *_, last = sampling_run.states(Prompt(row.to(self.loaded.device)), first=number)
+            seed = derive_seed(self.seed, context)
+            settings = samplers.SamplingSettings(steps=self.steps, seed=seed, **asdict(warping))
+            row = torch.from_numpy(np.append(given, np.full(tokens, -1)))[None]
+            prompt = Prompt(row.to(self.loaded.device))
+            *_, last = samplers.SamplingRun.of(self.loaded, settings).states(prompt, first=number)
             ids = last.x[0, len(given) :].tolist()
         eos = self.loaded.tokenizer.eos
         text = self.loaded.tokenizer.decode(ids[: ids.index(eos)] if eos in ids else ids)
-        return samplers.template.without_stop(text, options.stops)
+        return samplers.template.without_stop(text, stops)
 
     def _total(self, found: LikelihoodEstimate[float], tokens: int) -> float:
         """Return log p of all tokens, and count its variance."""
@@ -162,31 +156,22 @@ class SeddLM(LM):
         return -found.nats * tokens
 
 
-@final
-class GenerationOptions(NamedTuple):
-    """Generation settings of a task."""
-
-    tokens: int
-    stops: tuple[str, ...]
-    warping: Warping | None  # None: greedy decoding
-
-    @classmethod
-    def parse(cls, options: Mapping[str, Any], length: int) -> "GenerationOptions":
-        """Parse the harness's ``generation_kwargs``; unsupported options are named in a log warning."""
-        remaining = dict(options)
-        until = remaining.pop("until", None) or ()
-        tokens = int(remaining.pop("max_gen_toks", min(MAX_NEW_TOKENS, max(1, length // 2))))
-        if not 1 <= tokens <= length:
-            raise ValueError(f"max_gen_toks is {tokens}; the model generates 1 to {length} tokens at once")
-        do_sample = remaining.pop("do_sample", None)
-        temperature = float(remaining.pop("temperature", 1.0 if do_sample else 0.0))
-        top_p, top_k = float(remaining.pop("top_p", 1.0)), remaining.pop("top_k", None)
-        if remaining:
-            names = ", ".join(sorted(remaining))
-            logging.getLogger("sedd").warning("generation option %s is not supported and ignored", names)
-        sampled = do_sample is not False and temperature > 0
-        stops = (until,) if isinstance(until, str) else tuple(stop for stop in until if stop)
-        return cls(tokens, stops, Warping(temperature, top_p, top_k or None) if sampled else None)
+def parse_generation_options(options: Mapping[str, Any], length: int) -> tuple[int, tuple[str, ...], Warping | None]:
+    """Return the number of tokens to generate, the stop strings, and the warping or None for greedy decoding."""
+    remaining = dict(options)
+    until = remaining.pop("until", None) or ()
+    tokens = int(remaining.pop("max_gen_toks", min(MAX_NEW_TOKENS, max(1, length // 2))))
+    if not 1 <= tokens <= length:
+        raise ValueError(f"max_gen_toks is {tokens}; the model generates 1 to {length} tokens at once")
+    do_sample = remaining.pop("do_sample", None)
+    temperature = float(remaining.pop("temperature", 1.0 if do_sample else 0.0))
+    top_p, top_k = float(remaining.pop("top_p", 1.0)), remaining.pop("top_k", None)
+    if remaining:
+        names = ", ".join(sorted(remaining))
+        logging.getLogger("sedd").warning("generation option %s is not supported and ignored", names)
+    sampled = do_sample is not False and temperature > 0
+    stops = (until,) if isinstance(until, str) else tuple(stop for stop in until if stop)
+    return tokens, stops, Warping(temperature, top_p, top_k or None) if sampled else None
 
 
 def _device(name: str | None) -> str:
