@@ -87,7 +87,7 @@ def test_markup_in_samples_and_names_is_escaped(tmp_path: Path, monkeypatch: pyt
     assert text.count(EVIL) == 2  # the sample and the summary
     assert json.dumps([EVIL], ensure_ascii=False) in text
     assert "<b onclick=x>run" in text
-    unescaped = templates.jinja_environment()
+    unescaped = templates.environment
     monkeypatch.setattr(unescaped, "autoescape", False)
     monkeypatch.setattr(unescaped, "cache", None)  # or the templates compiled with escaping are used again
     assert not is_inert(page(run))

@@ -82,8 +82,7 @@ def audit_function(
     Args:
         function: Takes some of ``model``, ``x_0``, ``x_t``, ``t``, ``process``, ``schedule`` and ``generator`` by name,
             and returns nats per sequence. If it takes ``x_t`` or ``t``, the claim is on its mean over t in (0, 1) and
-            x_t, which is computed exactly; if it takes ``generator``, on the mean of its draws.
-        draws: Random draws per sequence, for a function that takes ``generator``.
+            x_t, which is computed exactly; if it takes ``generator``, on the mean of ``draws`` draws per sequence.
         entropy_only: Compare with the entropy alone: for a loss that bounds the likelihood of another way to generate
             than the model's reverse process, such as a chain of few steps.
     """

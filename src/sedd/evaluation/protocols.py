@@ -157,14 +157,13 @@ class Protocol:
 
     def find_file(self, folder: Path, dataset: str) -> Path:
         """Return the file of a data set in a folder."""
-        prefixes = self._prefixes(dataset)
-        found = sorted(path for path in folder.iterdir() if path.name.startswith(prefixes)) if folder.is_dir() else []
-        if not found:
-            raise ValueError(
-                f"{folder} holds no {DATASETS[dataset].title} ({self.split_for(dataset)}); protocol {self.name} needs "
-                f"a file that begins with {' or '.join(prefixes)}"
-            )
-        return found[0]
+        for path in sorted(folder.iterdir()) if folder.is_dir() else []:
+            if path.name.startswith(self._prefixes(dataset)):
+                return path
+        raise ValueError(
+            f"{folder} holds no {DATASETS[dataset].title} ({self.split_for(dataset)}); protocol {self.name} needs a "
+            f"file that begins with {' or '.join(self._prefixes(dataset))}"
+        )
 
     def _prefixes(self, dataset: str) -> tuple[str, ...]:
         return DATASETS[dataset].files.get(self.split_for(dataset), (f"{dataset}-{self.split_for(dataset)}",))

@@ -6,36 +6,18 @@ requests, forms and all scripts but those whose hash it names.
 
 import base64
 import hashlib
-from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from jinja2 import Environment
-    from markupsafe import Markup
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
 
-
-@cache
-def jinja_environment() -> "Environment":
-    """Return the Jinja environment of this folder; it escapes values and raises an error for undefined names."""
-    import jinja2
-
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader(__name__, ""),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.globals |= {"script": script, "script_hash": script_hash}
-    return environment
+FOLDER = Path(__file__).parent
 
 
-def script(name: str) -> "Markup":
+def script(name: str) -> Markup:
     """Return a script of this folder, which a page contains as it is."""
-    from markupsafe import Markup
-
-    return Markup((Path(__file__).parent / name).read_text(encoding="utf-8"))
+    return Markup((FOLDER / name).read_text(encoding="utf-8"))
 
 
 def script_hash(name: str) -> str:
@@ -43,6 +25,12 @@ def script_hash(name: str) -> str:
     return f"sha256-{base64.b64encode(hashlib.sha256(script(name).encode()).digest()).decode()}"
 
 
+environment = Environment(
+    loader=FileSystemLoader(FOLDER), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+)
+environment.globals |= {"script": script, "script_hash": script_hash}
+
+
 def render(name: str, **context: Any) -> str:
     """Render the template ``name`` with the variables of ``context``."""
-    return jinja_environment().get_template(name).render(context)
+    return environment.get_template(name).render(context)

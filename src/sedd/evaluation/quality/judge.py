@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from numpy.typing import ArrayLike
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from sedd.likelihood.precision_check import FIRST, PrecisionCheck, check_precision
 from sedd.tokenizer import Ids
@@ -103,8 +104,6 @@ def _padded_batches(rows: Sequence[Ids], size: int) -> Iterator[tuple[list[int],
     order = sorted(range(len(rows)), key=lambda index: -len(rows[index]))  # longest first: out of memory fails at once
     for start in range(0, len(order), size):
         indices = order[start : start + size]
-        x = np.zeros((len(indices), len(rows[indices[0]])), dtype=np.int64)
-        for row, index in zip(x, indices, strict=True):
-            row[: len(rows[index])] = rows[index]
+        x = pad_sequence([torch.from_numpy(rows[index]) for index in indices], batch_first=True)
         lengths = torch.tensor([len(rows[index]) for index in indices])
-        yield indices, torch.from_numpy(x), torch.arange(x.shape[-1]) < lengths[:, None]
+        yield indices, x, torch.arange(x.shape[-1]) < lengths[:, None]

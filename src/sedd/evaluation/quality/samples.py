@@ -15,6 +15,7 @@ from sedd.evaluation.quality.judge import Judge, OnProgress
 from sedd.loading import LoadedModel
 from sedd.samplers import Prompt
 from sedd.sampling_settings import SETTINGS, SamplingSettings
+from sedd.schema import is_of_type
 from sedd.tokenizer import Ids
 from sedd.training.config import RunConfig
 
@@ -191,8 +192,7 @@ def _parse_sample(record: Any, path: Path) -> Sample:
     if isinstance(record, str):
         return Sample(record, None)
     text, ids = (record.get(name) for name in ("text", "ids")) if isinstance(record, dict) else (None, None)
-    are_ids = isinstance(ids, list) and all(isinstance(id, int) for id in ids)
-    if not isinstance(text, str | None) or not (are_ids or ids is None) or (text is None and ids is None):
+    if not is_of_type(text, str | None) or not is_of_type(ids, list[int] | None) or text is ids is None:
         raise ValueError(f"{path} holds a record without text or ids; write them as sedd sample --json does")
     return Sample(text, ids)
 
