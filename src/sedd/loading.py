@@ -52,7 +52,6 @@ class LoadedModel:
 
     @property
     def precision(self) -> str:
-        """The precision of matrix products."""
         if isinstance(self.network, _AutocastNetwork):
             return "bfloat16"
         dtypes = (part.weight.dtype for part in self.network.modules() if isinstance(part, Linear))

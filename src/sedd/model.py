@@ -146,7 +146,6 @@ class Bound:
 
     @property
     def nats_per_token(self) -> float:
-        """Nats per token."""
         return self.nats / self.tokens
 
     @property
@@ -189,7 +188,6 @@ class Model:
 
     @property
     def parameters(self) -> int:
-        """The number of parameters."""
         return sum(p.numel() for p in self.loaded.network.parameters())
 
     def __repr__(self) -> str:
@@ -349,16 +347,13 @@ class Model:
             results: Records of `evaluate` for the card.
             dtype: How the weights are stored: ``int8``, ``bfloat16`` or ``float32``; by default as they are.
         """
-        return hub.save_pretrained(self.loaded.folder, Path(folder), name, results, dtype, self._network)
+        network = self.loaded.config.network.get("class")
+        return hub.save_pretrained(self.loaded.folder, Path(folder), name, results, dtype, network)
 
     def push(self, name: str, *, private: bool = False, results: Sequence[Mapping[str, Any]] = ()) -> str:
         """Upload the model, with its card, to the Hugging Face Hub as ``name`` (owner/name); return its address."""
-        return hub.push_to_hub(self.loaded.folder, name, private=private, results=results, network=self._network)
-
-    @property
-    def _network(self) -> str | None:
-        """The name of a network of the user's own."""
-        return self.loaded.config.network.get("class")
+        network = self.loaded.config.network.get("class")
+        return hub.push_to_hub(self.loaded.folder, name, private=private, results=results, network=network)
 
     def _generate(
         self, prompt: Prompt, templates: Sequence[str | None], settings: SamplingSettings, batch: int

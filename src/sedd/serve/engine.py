@@ -52,7 +52,6 @@ class Engine:
     # Called from any thread --------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start the thread."""
         self._thread.start()
 
     def cancel(self) -> None:
@@ -68,17 +67,14 @@ class Engine:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the thread runs."""
         return self._thread.is_alive() and not self._stopping
 
     @property
     def waiting(self) -> int:
-        """Rows and calls that wait."""
         return len(self._queue)
 
     @property
     def running(self) -> int:
-        """Rows in slots."""
         return sum(len(batch.members) for batch in list(self._batches.values()))
 
     @property
@@ -88,7 +84,6 @@ class Engine:
             return sum(self._costs.values())
 
     def submit(self, job: Job) -> None:
-        """Add a job; raise `RequestError` if it would wait too long."""
         items = [Item(row, place, job) for place, row in enumerate(job.rows)]
         with self._condition:
             if not self._stopping:
@@ -201,7 +196,6 @@ class Engine:
         return BatchRow(cast("Row", item.row), item.place, item.job) if item else None
 
     def _enter(self, row: BatchRow) -> None:
-        """Give a row a slot."""
         try:
             length, longest = len(row.row.given), self.loaded.config.model.seq_len
             width = width_bucket(length, longest)

@@ -44,12 +44,10 @@ class RequestError(Exception):
         self.body = {"error": error}
 
     def reply(self) -> JSONResponse:
-        """Return the reply."""
         return JSONResponse(self.body, self.status, self.headers)
 
 
 async def answer_error(request: Request, error: Exception) -> JSONResponse:
-    """Reply to an error in OpenAI's format."""
     match error:
         case RequestError():
             return error.reply()

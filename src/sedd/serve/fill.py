@@ -43,10 +43,9 @@ class TextConverter:
 
     def __init__(self, loaded: LoadedModel, limits: Limits) -> None:
         self.loaded, self.limits, self.longest = loaded, limits, loaded.config.model.seq_len
-        self.token_text = cache(self._token_text)
+        self.text, self.token_text = loaded.tokenizer.decode, cache(self._token_text)
 
     def completion(self, request: CompletionRequest) -> Fill:
-        """Return the rows of a completion: prompt, gap and suffix."""
         self._check_caps(request)
         if request.max_tokens > self.longest:
             raise ValueError(f"max_tokens is {request.max_tokens}; this model generates up to {self.longest} tokens")
@@ -66,7 +65,6 @@ class TextConverter:
         return self._fill(request, ([*start, *gap, *end] for start in starts), choice)
 
     def infill(self, request: InfillRequest) -> Fill:
-        """Return the rows of templates with gaps."""
         self._check_caps(request)
         templates = _as_list(request.template)
         rows = (template_ids(text, self.loaded.tokenizer, self.longest) for text in templates)
@@ -83,7 +81,6 @@ class TextConverter:
             raise ValueError(f"the request has {steps} steps; at most {limits.steps} are allowed")
 
     def _encode(self, text: str) -> list[int]:
-        """Return the tokens of a text that fits into the model."""
         ids = self.loaded.tokenizer.encode(text)
         if len(ids) > self.longest:
             raise ValueError(f"a text has {len(ids)} tokens; the model takes up to {self.longest}")
@@ -91,7 +88,6 @@ class TextConverter:
         return found
 
     def tokens(self, text: str) -> list[dict[str, Any]]:
-        """Return the ids and texts of the tokens of a text."""
         ids = self.loaded.tokenizer.encode(text)
         if len(ids) > MOST_LISTED:
             raise ValueError(f"the text has {len(ids)} tokens; at most {MOST_LISTED} are listed: send a part of it")
@@ -130,7 +126,6 @@ class TextConverter:
         return Fill(choices, settings.seed, sum(len(ids) - ids.count(-1) for ids in given))
 
     def has_sampler(self, name: str) -> bool:
-        """Return whether a sampler fits the model."""
         try:
             samplers.SamplingRun.of(self.loaded, SamplingSettings(sampler=name))
         except ValueError:
@@ -138,10 +133,6 @@ class TextConverter:
         return True
 
     # Tokens into text --------------------------------------------------------------------------------------
-
-    def text(self, ids: list[int]) -> str:
-        """Return the text of tokens."""
-        return self.loaded.tokenizer.decode(ids)
 
     def show(self, choice: Choice, ids: list[int]) -> tuple[str, str]:
         """Return the text of a finished row, without what follows a stop string, and OpenAI's ``finish_reason``.
@@ -177,14 +168,9 @@ class TextConverter:
         """Return the text of one token; None for a mask."""
         if id >= self.loaded.tokenizer.vocab_size:
             return None
-        return self.loaded.tokenizer.decode([id]) or self.loaded.tokenizer.tokens([id])[0]
-
-    def is_final(self, row: Row) -> bool:
-        """Return whether a token that has been drawn stays."""
-        return self.loaded.process.only_masks and not isinstance(row.run.sampler, Remask)
+        return self.text([id]) or self.loaded.tokenizer.tokens([id])[0]
 
     def describe_edit(self, edit: Edit, details: bool) -> dict[str, Any]:
-        """Return an edit as plain data."""
         text = self.token_text(edit.id)
         record: dict[str, Any] = {"position": edit.position, "id": None if text is None else edit.id, "text": text}
         if details and text is not None:
@@ -220,7 +206,8 @@ class Prefix:
     def __init__(self, texts: TextConverter, choice: Choice) -> None:
         self.texts, self.choice, self.sent = texts, choice, ""
         self.ids: list[int] = choice.row.given[choice.span]
-        self.first, self.is_final = choice.span.indices(len(choice.row.given))[0], texts.is_final(choice.row)
+        self.first = choice.span.indices(len(choice.row.given))[0]
+        self.is_final = texts.loaded.process.only_masks and not isinstance(choice.row.run.sampler, Remask)
 
     def update(self, event: Step) -> str:
         """Return the text that an event has made final."""

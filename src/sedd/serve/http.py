@@ -58,7 +58,6 @@ class Connection(H11Protocol):
     refused: "set[Connection]"
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Start to wait for a request; make room."""
         super().connection_made(transport)
         own = transport.get_extra_info("socket")
         if own is not None and hasattr(socket, "TCP_USER_TIMEOUT"):

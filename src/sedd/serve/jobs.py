@@ -59,16 +59,13 @@ class Row:
 
     @cached_property
     def blanks(self) -> int:
-        """The number of positions to be filled."""
         return self.given.count(-1)
 
     @property
     def text(self) -> slice:
-        """The positions of its text."""
         return slice(0, len(self.given) if self.kept is None else self.kept)
 
     def in_text(self, edits: list[Edit]) -> list[Edit]:
-        """Return the edits of its text."""
         return [edit for edit in edits if edit.position < self.text.stop]
 
     @cached_property

@@ -32,21 +32,17 @@ class Metrics:
         self.occupancy = Histogram("sedd_batch_rows", "Rows that made a step together", buckets=_ROWS, registry=own)
 
     def watch(self, name: str, help: str, function: Callable[[], float]) -> None:
-        """Add a gauge of what ``function`` returns."""
         Gauge(name, help, registry=self.registry).set_function(function)
 
     def count_step(self, forwards: int, forward_rows: int, skipped: int, rows: int) -> None:
-        """Count one step of a batch."""
         self.forwards.inc(forwards)
         self.forward_rows.inc(forward_rows)
         self.skipped.inc(skipped)
         self.occupancy.observe(rows)
 
     def count_end(self, event: object, tokens: int) -> None:
-        """Count the end of a row."""
         self.rows.labels(event.code if isinstance(event, Failed) else "finished").inc()
         self.tokens.inc(0 if isinstance(event, Failed) else tokens)
 
     def text(self) -> bytes:
-        """Return all metrics as text."""
         return generate_latest(self.registry)

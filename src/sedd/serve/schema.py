@@ -48,7 +48,8 @@ class Body(BaseModel):
         for fields in (record, *record.values()):
             if isinstance(fields, dict) and len(fields) > MOST_FIELDS:
                 raise ValueError(f"an object has {len(fields)} fields; at most {MOST_FIELDS} are allowed")
-        return {name: int(value) if _is_whole(value) else value for name, value in record.items()}
+        whole = [name for name, x in record.items() if isinstance(x, float) and x.is_integer() and abs(x) < 2**63]
+        return record | {name: int(record[name]) for name in whole}
 
 
 class Request(Body):
@@ -90,10 +91,6 @@ class Sampling(Request):
     details: bool = Field(
         False, description="With diffusing: entropy and the most probable tokens of every edit, which take time."
     )
-
-
-def _is_whole(value: object) -> bool:
-    return isinstance(value, float) and value.is_integer() and abs(value) < 2**63
 
 
 class StreamOptions(Body):

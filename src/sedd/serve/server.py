@@ -52,7 +52,6 @@ class Server:
         self.samplers = [name for name in sampling_settings.SAMPLERS.names if self.texts.has_sampler(name)]
 
     def check_model(self, name: str | None) -> None:
-        """Reject another model's name."""
         if name is not None and name != self.name:
             raise RequestError("model_not_found", f"model is {name!r}; this server has {self.name!r}")
 
@@ -82,7 +81,6 @@ class Server:
         }
 
     def head(self, kind: str) -> dict[str, Any]:
-        """Return how every reply begins."""
         return {"id": f"{kind}-{uuid.uuid4().hex}", "created": int(time.time()), "model": self.name}
 
     def submit(self, http: Request, request: schema.Request, rows: Sequence[Row | Call], **options: Any) -> Events:
@@ -93,7 +91,6 @@ class Server:
         return inbox.events(http)
 
     async def fill(self, http: Request, request: Sampled, convert: Callable[[Sampled], Fill], kind: str) -> Response:
-        """Answer a completion or an infilling, as a whole or as a stream."""
         self.check_model(request.model)
         fill = await self.prepare(http, convert, request)
         logprobs = request.logprobs if isinstance(request, schema.CompletionRequest) else None
@@ -112,7 +109,6 @@ class Server:
         return JSONResponse(await reply.whole(logprobs))
 
     async def score(self, http: Request, request: schema.ScoreRequest) -> dict[str, Any]:
-        """Bound −log p of texts."""
         self.check_model(request.model)
         texts, limits = [request.text] if isinstance(request.text, str) else request.text, self.limits
         if len(texts) > limits.rows:
@@ -236,7 +232,6 @@ class Inbox:
         self.sent = self.read = 0
 
     def put(self, place: int, event: object) -> None:
-        """Pass an event on; called by the engine."""
         self.sent += _size(event)
         if self.sent - self.read > UNREAD:
             self.job.canceled = True

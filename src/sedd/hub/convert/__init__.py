@@ -42,7 +42,6 @@ class ImportedCheckpoint(NamedTuple):
 
     @property
     def parameters(self) -> int:
-        """Number of trained parameters."""
         return sum(value.numel() for name, value in self.weights["ema"].items() if name != ROTARY)
 
 

@@ -174,7 +174,6 @@ def check_tensors(path: Path, state: Mapping[str, Any], shapes: Mapping[str, tor
 
 
 def abbreviate_names(names: list[str]) -> str:
-    """Return the first names and the number of the others."""
     more = f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else ""
     return f"{', '.join(names[:MAX_LISTED])}{more}"
 
