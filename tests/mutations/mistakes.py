@@ -586,7 +586,7 @@ MISTAKES = [
         "objectives.py",
         "torch.ones_like(t), None)",
         "torch.ones_like(t), noise.process.is_noisy(x_t))",
-        f"{OBJECTIVES}::test_autoregressive_is_its_definition_and_the_entropy_at_the_truth",
+        "unit/test_fused_loss.py::test_fused_loss_equals_the_definition",
     ),
     Mistake(
         "every logit is taken for a log-probability, under any noise",
