@@ -21,22 +21,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  (the conventional name)
 
 from sedd import tensors
-from sedd.nn.layers import (
-    Embedding,
-    Float32Linear,
-    Layer,
-    Linear,
-    NgramEmbedding,
-    NoiseEmbedding,
-    NormWeights,
-    PositionEmbedding,
-    RotaryEmbedding,
-    angles,
-)
+from sedd.nn import layers
+from sedd.nn.layers import Float32Linear, Linear, NormWeights
 from sedd.ops import block_ops, fp8
 from sedd.ops.block_ops import RMS_NORM, Hidden, Lookup, NormSpec, PackedTokens, ResidualBranch, Rotation, gather
 from sedd.runtime import activation_checkpointing
-from sedd.runtime.activation_checkpointing import ActivationCheckpointing
 from sedd.runtime.cuda_graphs import GraphedFunction, OptionalTensors
 from sedd.tensors import PerSequence, Tokens, compute_dtype, upcast, upcast_dtype
 
@@ -240,8 +229,6 @@ class Transformer(nn.Module, ABC):
     block_class: ClassVar[type[ReferenceBlock | ModernBlock]]
     is_reference: ClassVar[bool]
 
-    activation_checkpointing: ActivationCheckpointing  # how a block is called
-
     def __init__(
         self,
         *,
@@ -284,12 +271,12 @@ class Transformer(nn.Module, ABC):
         self.activation_checkpointing, self.compiled = activation_checkpointing.none, False
         self.graphed_blocks: GraphedFunction | None = None
         # modules are named as in checkpoints
-        self.vocab_embed = Embedding(states + hollow, width)  # the last row of a hollow network: its query stream
-        self.label_embed = Embedding(labels + 1, width) if labels else None  # the last row: no label
-        self.ngram_embed = NgramEmbedding(states, width, ngrams, causal) if ngrams else None
-        self.sigma_map = NoiseEmbedding(cond_dim) if time_conditioning else None
-        self.position_embedding = None if self.is_reference else PositionEmbedding(width)
-        self.rotary_emb = RotaryEmbedding(width // heads)
+        self.vocab_embed = layers.Embedding(states + hollow, width)  # the last row if hollow: the query stream
+        self.label_embed = layers.Embedding(labels + 1, width) if labels else None  # the last row: no label
+        self.ngram_embed = layers.NgramEmbedding(states, width, ngrams, causal) if ngrams else None
+        self.sigma_map = layers.NoiseEmbedding(cond_dim) if time_conditioning else None
+        self.position_embedding = None if self.is_reference else layers.PositionEmbedding(width)
+        self.rotary_emb = layers.RotaryEmbedding(width // heads)
         self.blocks = nn.ModuleList(self.block_class(*block) for _ in range(depth))
         self.output_layer = FinalLayer(width, outputs, condition, self.is_reference)
         if not self.head.weight.is_meta:  # which has no memory to initialise
@@ -298,7 +285,7 @@ class Transformer(nn.Module, ABC):
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
         """Initialise all weights; a network built on the meta device needs this once it has memory."""
         for module in self.modules():
-            if isinstance(module, Layer):
+            if isinstance(module, layers.Layer):
                 module.reset_parameters(generator)
 
     @property
@@ -335,7 +322,7 @@ class Transformer(nn.Module, ABC):
         x, valid = x.reshape(b, length), None if valid is None else valid.reshape(b, length)
         weight = self.output_layer.linear.weight
         positions = torch.arange(length, device=x.device, dtype=upcast_dtype(weight.dtype))
-        angle = angles(positions, self.head_dim)
+        angle = layers.angles(positions, self.head_dim)
         position = None if self.position_embedding is None else self.position_embedding(positions)
         if self.hollow:
             x, angle = torch.cat([x, x, torch.full_like(x, self.states)], -1), angle.repeat(STREAMS, 1)
