@@ -19,7 +19,6 @@ from sedd.tensors import upcast
 
 Hidden = Float[Tensor, "*s h"]
 """Hidden states of all positions, (b, L, h), or of packed ones, (n, h)."""
-WeightAndBias = tuple[Tensor, Tensor | None]
 Pair = tuple[Tensor, Tensor] | None
 """Shift and scale of adaLN, (b, h), or weights of QK-norm for queries and keys, (d,); None: without."""
 
@@ -152,7 +151,7 @@ class BlockOps:
         return apply_rotary(q, rotation), apply_rotary(k, rotation), v
 
     def mlp(
-        self, x: Hidden, up: WeightAndBias, down: Tensor, activation: str, x_fp8: Fp8Tensor | None = None
+        self, x: Hidden, up: tuple[Tensor, Tensor | None], down: Tensor, activation: str, x_fp8: Fp8Tensor | None = None
     ) -> Hidden:
         """Compute activation(x·upᵀ + bias)·downᵀ, with ``gelu``, in its tanh form, or ``relu2``, max(0, z)².
 

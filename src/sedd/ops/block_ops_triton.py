@@ -8,17 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812  (the conventional name)
 
 from sedd.ops import activation_triton, embedding_triton, fp8, fp8_triton, residual_norm_triton, rotary_triton
-from sedd.ops.block_ops import (
-    RMS_NORM,
-    BlockOps,
-    Lookup,
-    NormSpec,
-    PackedTokens,
-    Pair,
-    ResidualBranch,
-    Rotation,
-    WeightAndBias,
-)
+from sedd.ops.block_ops import RMS_NORM, BlockOps, Lookup, NormSpec, PackedTokens, Pair, ResidualBranch, Rotation
 from sedd.ops.fp8 import Fp8Tensor
 
 
@@ -64,7 +54,7 @@ class TritonBlockOps(BlockOps):
         return q, k, v
 
     def mlp(
-        self, x: Tensor, up: WeightAndBias, down: Tensor, activation: str, x_fp8: Fp8Tensor | None = None
+        self, x: Tensor, up: tuple[Tensor, Tensor | None], down: Tensor, activation: str, x_fp8: Fp8Tensor | None = None
     ) -> Tensor:
         if x_fp8 is not None or torch.is_grad_enabled():
             y: Tensor = _MLP.apply(x, *up, down, activation, x_fp8)  # type: ignore[no-untyped-call]
