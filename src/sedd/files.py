@@ -29,9 +29,8 @@ _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)  # errors 
 
 def read_text(path: Path, most: int | None = None) -> str:
     """Read a UTF-8 file as a whole; raise ValueError if that fails, or if it has more than ``most`` bytes."""
-    most = MAX_TEXT if most is None else most
     try:
-        content = read_bytes(path, most)
+        content = read_bytes(path, MAX_TEXT if most is None else most)
         return TextIOWrapper(BytesIO(content), encoding="utf-8").read()
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} could not be read as text: {error}") from None
@@ -47,12 +46,7 @@ def read_bytes(path: Path, most: int) -> bytes:
 
 
 def read_json(path: Path) -> Any:
-    """Read a JSON file that describes a model, a run or data.
-
-    Raises:
-        OSError: It cannot be opened.
-        ValueError: It is not JSON, too large, or a device or pipe, whose content need not end.
-    """
+    """Read a JSON file that describes a model, a run or data; raise ValueError if it is too large, or a device."""
     if path.exists() and not path.is_file():
         raise ValueError("it is not a regular file")
     return parse_json(read_bytes(path, MAX_RECORD).decode())
@@ -215,11 +209,8 @@ def _is_at(handle: int, path: Path) -> bool:
 def locked_folder(folder: Path, shown: Path | str | None = None, wait: bool = False) -> Iterator[None]:
     """Create ``folder`` and hold its lock; raise ValueError if another process holds it, or it cannot be written to.
 
-    Folders that were missing are removed again if they are empty at the end.
-
-    Args:
-        shown: What messages call it; by default ``folder``.
-        wait: Wait for another process that holds the lock, instead of raising the error.
+    Folders that were missing are removed again if they are empty at the end. ``shown`` is what messages call it; with
+    ``wait``, another process that holds the lock is waited for.
     """
     lock = folder / LOCK
     missing = [path for path in (folder, *folder.parents) if not path.exists()]

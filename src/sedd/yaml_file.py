@@ -1,5 +1,6 @@
 """Read settings from YAML or JSON as plain data."""
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,24 +21,16 @@ def read_settings(path: Path) -> dict[Any, Any]:
 
 
 def parse_yaml(where: str, text: str) -> Any:
-    """Parse YAML without tags and aliases.
-
-    Args:
-        where: The file or option, for the message.
-        text: YAML, which JSON is too, except for escaped pairs of surrogates, as in the JSON of an emoji.
-    """
-    try:
-        return parse_json(text)
-    except ValueError:
-        pass
+    """Parse YAML without tags and aliases, or JSON; ``where`` is the file or option, for the message."""
+    with suppress(ValueError):
+        return parse_json(text)  # YAML too, except for escaped pairs of surrogates, as in the JSON of an emoji
     try:
         _check_events(text)
         return yaml.safe_load(text)
-    except yaml.MarkedYAMLError as error:
-        line = f" in line {error.problem_mark.line + 1}" if error.problem_mark else ""
-        raise ValueError(f"{where} cannot be read as YAML: {error.problem or error.context}{line}") from None
     except (yaml.YAMLError, ValueError) as error:  # a ValueError: of a date with the month 13
-        raise ValueError(f"{where} cannot be read as YAML: {str(error).splitlines()[0]}") from None
+        mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+        line = f" in line {mark.line + 1}" if mark else ""
+        raise ValueError(f"{where} cannot be read as YAML: {problem or str(error).splitlines()[0]}{line}") from None
 
 
 def _check_events(text: str) -> None:

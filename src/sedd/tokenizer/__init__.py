@@ -30,8 +30,7 @@ def build_tokenizer(spec: str, texts: Callable[[], Iterator[str]]) -> Tokenizer:
 
     Args:
         spec: One of `SPECS`, the name of a plugin, or the path of a tokenizer.json or of a folder with one.
-            A plugin's class is fitted by ``fit(texts)``, or ``fit(texts, size=SIZE)`` for NAME:SIZE.
-        texts: Called for the corpus if the tokenizer has to be fitted to one.
+        texts: Called for the corpus if the tokenizer has to be fitted; a plugin is by ``fit(texts[, size=SIZE])``.
     """
     name, size = check_tokenizer(spec)
     match name:

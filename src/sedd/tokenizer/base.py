@@ -266,10 +266,7 @@ class Integers(Tokenizer):
 
 
 def utf8(text: str, keeps_bytes: bool = False) -> bytes:
-    """Encode as UTF-8; raise ValueError at half of a surrogate pair.
-
-    With ``keeps_bytes``, bytes that were not UTF-8 when they were decoded with ``surrogateescape`` are restored.
-    """
+    """Encode as UTF-8, with ``keeps_bytes`` also what ``surrogateescape`` decoded; reject half of a surrogate pair."""
     try:
         return text.encode(errors="surrogateescape" if keeps_bytes else "strict")
     except UnicodeEncodeError as error:

@@ -7,9 +7,8 @@ from typing import Any
 from sedd.tokenizer.base import DEFINITION
 
 MAX_GROWTH = 64  # how many times as long a tokenizer may make a text; published ones reach 40 at worst
+# the most characters that a step of the Unicode standard, or of bytes, makes of one
 UNICODE = {"NFC": 3, "NFD": 4, "NFKC": 18, "NFKD": 18, "Lowercase": 2, "BertNormalizer": 12, "ByteLevel": 4}
-"""The most characters that a step of the Unicode standard, or of bytes, makes of one."""
-
 INSERTED = {"Replace": "content", "Prepend": "prepend", "Metaspace": "replacement"}  # the text put in
 
 
