@@ -34,7 +34,7 @@ from sedd.cli import app
 from sedd.cli.root import LIMITS
 from sedd.data import tables
 from sedd.schema import MAX_COUNT
-from sedd.tokenizer import bpe, growth
+from sedd.tokenizer import bpe
 from sedd.training import config
 from sedd.training.config import OBJECTIVES, SCHEDULES, RunConfig
 
@@ -442,7 +442,7 @@ def limits_of_files() -> str:
         ("settings of a run in a file", yaml_file.MAX_SETTINGS, "bytes"),
         ("nesting of settings", yaml_file.MAX_NESTING, "levels"),
         ("`tokenizer.json`", bpe.MAX_DEFINITION, "bytes"),
-        ("how many times as long a tokenizer may make a text", growth.MAX_GROWTH, "times"),
+        ("how many times as long a tokenizer may make a text", bpe.MAX_GROWTH, "times"),
         ("a line, row or cell of a data file, after decompression", tables.LONGEST_LINE, "characters"),
         ("a JSON document, a FASTA sequence", tables.LONGEST_WHOLE, "characters"),
         (

@@ -1070,7 +1070,7 @@ MISTAKES = [
     ),
     Mistake(
         "steps of Unicode never count as growth",
-        "tokenizer/growth.py",
+        "tokenizer/bpe.py",
         "UNICODE.get(kind, 1) if is_foreign else 1.0",
         "1.0",
         "unit/test_memory_budgets.py::test_a_tokenizer_that_multiplies_texts_is_rejected",

@@ -19,7 +19,7 @@ from sedd.data.compression import open_decompressed
 from sedd.loading import load_model
 from sedd.samplers import SamplingRun, SamplingSettings, empty
 from sedd.schema import MAX_SAMPLES
-from sedd.tokenizer import BPE, growth
+from sedd.tokenizer import BPE, bpe
 
 Refuses = Callable[..., None]
 Sedd = Callable[..., subprocess.CompletedProcess[str]]
@@ -97,15 +97,15 @@ BOMBS = {
 
 @pytest.mark.parametrize("name", BOMBS)
 def test_a_tokenizer_that_multiplies_texts_is_rejected(refuses: Refuses, name: str) -> None:
-    refuses(lambda: BPE(definition=define(BOMBS[name])), "times as long", f"{growth.MAX_GROWTH}", "tokenizer.json")
+    refuses(lambda: BPE(definition=define(BOMBS[name])), "times as long", f"{bpe.MAX_GROWTH}", "tokenizer.json")
 
 
 def test_the_longest_entry_of_a_compiled_map_counts() -> None:
     """The size of the trie, the trie, and texts that end in zero."""
     charsmap = base64.b64encode(bytes([8, 0, 0, 0]) + bytes(8) + b"a\0" + "é".encode() * 30 + b"\0b\0").decode()
     compiled = {"type": "Precompiled", "precompiled_charsmap": charsmap}
-    assert growth._growth([compiled]) == 30
-    assert growth._growth([compiled, {"type": "NFKD"}]) == 30 * 18
+    assert bpe._growth([compiled]) == 30
+    assert bpe._growth([compiled, {"type": "NFKD"}]) == 30 * 18
 
 
 LLAMA = normalize({"type": "Prepend", "prepend": "▁"}, replace(" ", "▁"))
@@ -134,7 +134,7 @@ def test_the_bound_is_not_exceeded(text: str) -> None:
         [normalizers.Replace("a", "ﷺ中é"), normalizers.NFKD(), normalizers.BertNormalizer(), normalizers.ByteLevel()]
     )
     once = normalizers.Sequence([normalizers.NFKD(), normalizers.BertNormalizer(), normalizers.ByteLevel()])
-    allowed = growth._growth(parts) * len(once.normalize_str(text))
+    allowed = bpe._growth(parts) * len(once.normalize_str(text))
     assert len(model.normalize_str(text)) <= allowed
 
 

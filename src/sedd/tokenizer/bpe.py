@@ -4,6 +4,7 @@ References: Sennrich et al. 2015, "Neural Machine Translation of Rare Words with
 bytes, as in GPT-2, Radford et al. 2019, "Language Models are Unsupervised Multitask Learners".
 """
 
+import base64
 import itertools
 import json
 import re
@@ -23,13 +24,16 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from sedd.files import parse_json, read_text
 from sedd.schema import check_count
 from sedd.tokenizer.base import DEFINITION, Ids, Tokenizer, utf8
-from sedd.tokenizer.growth import check_growth
 
 SECONDS = 30.0  # time that a call with regular expressions from a file may take, beside that for its text
 SPEED = 10_000  # characters per second that are the least for such a call
 PART = 2**16  # least characters of the parts of a long text, which are encoded in parallel
 MAX_DEFINITION = 2**26  # bytes of a definition; one of a million tokens has fewer
 STEPS = ("version", "normalizer", "pre_tokenizer", "decoder")  # what changes a text in a definition
+MAX_GROWTH = 64  # how many times as long a tokenizer may make a text; published ones reach 40 at worst
+# the most characters that a step of the Unicode standard, or of bytes, makes of one
+UNICODE = {"NFC": 3, "NFD": 4, "NFKC": 18, "NFKD": 18, "Lowercase": 2, "BertNormalizer": 12, "ByteLevel": 4}
+INSERTED = {"Replace": "content", "Prepend": "prepend", "Metaspace": "replacement"}  # the text put in
 EMPTY = {"type": "BPE", "vocab": {}, "merges": []}
 EOS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
 PAD = ("<|padding|>", "<|pad|>", "<pad>", "[PAD]")
@@ -90,7 +94,7 @@ class BPE(Tokenizer):
             parts = {name: part for name, part in parse_json(self.definition).items() if name in STEPS}
             # without its added tokens, which the library normalizes as it reads them
             steps = tokenizers.Tokenizer.from_str(json.dumps({**parts, "model": EMPTY}))
-            check_growth(json.loads(steps.to_str()))
+            _check_growth(json.loads(steps.to_str()))
             model = tokenizers.Tokenizer.from_str(self.definition)
         model.no_padding()
         model.no_truncation()
@@ -255,3 +259,60 @@ def _byte_level(model: models.BPE) -> tokenizers.Tokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
+
+
+def _check_growth(definition: dict[str, Any]) -> None:
+    """Reject steps that may multiply a text; the JSON is as the `tokenizers` library writes it."""
+    for part in ("normalizer", "pre_tokenizer"), ("decoder",):
+        growth = _growth([step for name in part for step in _steps(definition.get(name))])
+        if growth > MAX_GROWTH:
+            shown = f"{growth:,.0f}" if growth < 1e12 else "over 10^12"
+            what = f"the {' and the '.join(part)} in {DEFINITION} may make a text {shown} times as long"
+            raise ValueError(f"{what}; {MAX_GROWTH} times is the most")
+
+
+def _growth(steps: list[dict[str, Any]]) -> float:
+    """Return the most characters that these steps may make of one.
+
+    The length afterwards is at most factor · length + constant. A step of the standard counts after the author of the
+    file has put in other characters than ASCII: in a text of your own it seldom finds anything that grows.
+    """
+    factor, constant, is_foreign = 1.0, 0.0, False
+    for step in steps:
+        kind, ratio, added = str(step.get("type")), 1.0, float(bool(step.get("add_prefix_space")))
+        inserted = str(step.get(INSERTED.get(kind, ""), ""))
+        match kind:
+            case "Replace":
+                pattern = step["pattern"].get("String", "")
+                # a regular expression may match the empty text between any two characters
+                ratio = max(1.0, len(inserted) / len(pattern)) if pattern else 1.0 + len(inserted)
+            case "Precompiled":
+                inserted = _longest_entry(step["precompiled_charsmap"])
+                ratio = max(1.0, len(inserted))
+            case "Prepend":
+                added = len(inserted)
+            case "Metaspace" | "WordPiece":
+                added = 1.0
+            case "BPEDecoder" | "CTC":
+                ratio = 2.0  # what they replace by a space may be empty
+            case _:
+                ratio = UNICODE.get(kind, 1) if is_foreign else 1.0
+        factor, constant = factor * ratio, constant * ratio + added
+        is_foreign = is_foreign or not inserted.isascii() or kind == "ByteLevel"
+    return factor + constant
+
+
+def _steps(component: dict[str, Any] | None) -> list[dict[str, Any]]:
+    """Return the steps of a component, which may be a sequence of sequences."""
+    step = component or {}
+    if step.get("type") != "Sequence":
+        return [step]
+    inner = (step.get(name, []) for name in ("normalizers", "pretokenizers", "decoders"))
+    return [found for part in itertools.chain(*inner) for found in _steps(part)]
+
+
+def _longest_entry(charsmap: str) -> str:
+    """Return the longest replacement in a map of SentencePiece: a trie after its size, then texts that end in zero."""
+    content = base64.b64decode(charsmap)
+    texts = content[4 + int.from_bytes(content[:4], "little") :]
+    return max((text.decode(errors="replace") for text in texts.split(b"\0")), key=len, default="")
