@@ -342,27 +342,25 @@ DERIVED: dict[str, Any] = {
 
 def read_stored_model(path: Path) -> StoredModel:
     """Read the configuration of a model folder or checkpoint."""
-    where, stored = str(path / "config.json"), load_json(path, "config")
+    where, stored = str(path / CONFIG), load_json(path, "config")
     check_fields(where, stored, DERIVED, required=["vocab_size"])
-    vocab_size, labels, data_sha256, counts = (stored.pop(name, None) for name in DERIVED)
+    vocab_size, labels, data_sha256, counts = map(stored.get, DERIVED)
     check_count("vocab_size", vocab_size, most=MAX_VOCABULARY)
     check_count("the number of labels", len(labels or ()), 0, 2**16 - 1)
     if counts is not None and not (len(counts) == vocab_size and all(0 <= count < 2**53 for count in counts)):
         needed = f"a whole number, 0 or more, for each of {vocab_size} tokens"
         raise ValueError(f"{where} has token_counts {repr(counts)[:80]}; they must be {needed}")
-    return StoredModel(path, _parse_config(path, stored), vocab_size, tuple(labels or ()), data_sha256, counts)
+    return StoredModel(path, read_run_config(path), vocab_size, tuple(labels or ()), data_sha256, counts)
 
 
-def read_run_config(run: Path) -> RunConfig:
-    """Read the configuration of a run from its config.json."""
-    return _parse_config(run, load_json(run, "config"))
-
-
-def _parse_config(folder: Path, stored: Any) -> RunConfig:
+def read_run_config(folder: Path) -> RunConfig:
+    """Read the configuration of a run or model from its config.json."""
+    stored = load_json(folder, "config")
     try:
-        return RunConfig.from_dict(stored)
+        is_mapping = isinstance(stored, dict)
+        return RunConfig.from_dict({k: v for k, v in stored.items() if k not in DERIVED} if is_mapping else stored)
     except ValueError as error:
-        raise ValueError(f"{folder / 'config.json'}: {error}") from None
+        raise ValueError(f"{folder / CONFIG}: {error}") from None
 
 
 @retry_if_pruned

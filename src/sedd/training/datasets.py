@@ -6,6 +6,7 @@ Sources are stored by absolute path, and found again if they were moved together
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,16 +33,30 @@ def prepare_data(config: RunConfig, on_progress: Callable[[int, int], None] | No
         data.TokenBlocks.open(folder, config.model.seq_len, "all", check=True)
         data.repeat_notes(folder)
         if _saw_held_out(folder, config):
-            warn(
-                f"the tokenizer of {folder} was fitted to text that is held out here; prepare it with "
-                f"--val-fraction {options.val_fraction:g} or more"
-            )
+            advice = f"prepare it with --val-fraction {options.val_fraction:g} or more"
+            warn(f"the tokenizer of {folder} was fitted to text that is held out here; {advice}")
         return folder
-    fraction = options.fitted_fraction
-    while _saw_held_out(folder := _prepare(config, fraction, on_progress), config):
+    is_lines, fraction = options.packing == "lines", options.fitted_fraction
+    fitted_to = (options.tokenizer, options.sources, options.column, options.packing, options.encoding)
+    while True:
+        folder = data.prepare_cached(
+            options.sources,
+            options.tokenizer,
+            partial(data.fit_tokenizer, *fitted_to, fraction),
+            cache=cache_folder() / "data",
+            packing=options.packing,
+            length=config.model.seq_len if is_lines else None,
+            pad="ignore" if is_lines and options.pad == "ignore" else None,
+            column=options.column,
+            label=options.label,
+            encoding=options.encoding,
+            fraction=fraction,
+            on_progress=on_progress,
+        )
+        if not _saw_held_out(folder, config):
+            return folder
         fraction /= 2
         warn(f"the tokenizer saw held-out text; fitting it again, to the first {fraction:.0%} of the data")
-    return folder
 
 
 def _saw_held_out(folder: Path, config: RunConfig) -> bool:
@@ -49,27 +64,6 @@ def _saw_held_out(folder: Path, config: RunConfig) -> bool:
     if data.Index.read(folder).fitted is None:
         return False
     return data.TokenBlocks.open(folder, config.model.seq_len, "train", config.data.val_fraction).tokenizer_saw_more
-
-
-def _prepare(config: RunConfig, fraction: float, on_progress: Callable[[int, int], None] | None) -> Path:
-    """Return the folder of prepared data whose tokenizer saw the first ``fraction`` of the text."""
-    options = config.data
-    return data.prepare_cached(
-        options.sources,
-        options.tokenizer,
-        lambda: data.fit_tokenizer(
-            options.tokenizer, options.sources, options.column, options.packing, options.encoding, fraction
-        ),
-        cache=cache_folder() / "data",
-        packing=options.packing,
-        length=config.model.seq_len if options.packing == "lines" else None,
-        pad="ignore" if options.packing == "lines" and options.pad == "ignore" else None,
-        column=options.column,
-        label=options.label,
-        encoding=options.encoding,
-        fraction=fraction,
-        on_progress=on_progress,
-    )
 
 
 def open_datasets(

@@ -36,28 +36,21 @@ def decide_resume(out: Path, resume: bool) -> bool:
 
     Reject a run that would be overwritten, a folder without one to continue, and one whose checkpoints are lost.
     """
-    holds_run = (out / checkpoint.CONFIG).is_file()
+    holds_run, root = (out / checkpoint.CONFIG).is_file(), out / checkpoint.CHECKPOINTS
     if holds_run and (resume or is_restart()):
-        _check_checkpoints(out)
+        is_lost = not any(root.glob("*step-*"))  # also one that was not completely written
+        for record in run_log.read_log(out) if is_lost and (out / run_log.LOG).is_file() else ():
+            if record.get("save_seconds", 0) > 0:
+                lost = f"the run {out} has no checkpoint, and by step {record['step']} it had saved one"
+                raise ValueError(f"{lost}; restore {root}, or start anew with another --out")
     if is_restart():
         return holds_run
     if resume and not holds_run:
         why = "it has no config.json" if out.is_dir() else "it does not exist"
         raise ValueError(f"{out} holds no run to resume: {why}; check --out, or leave --resume out to start a run")
-    if not resume and checkpoint.list_checkpoints(out / checkpoint.CHECKPOINTS):
+    if not resume and checkpoint.list_checkpoints(root):
         raise ValueError(f"{out} holds a run already; add --resume to continue it, or choose another --out")
     return resume
-
-
-def _check_checkpoints(out: Path) -> None:
-    """Reject a run without checkpoints whose log shows that it had saved one."""
-    root = out / checkpoint.CHECKPOINTS
-    if any(root.glob("*step-*")) or not (out / run_log.LOG).is_file():  # also one that was not completely written
-        return
-    for record in run_log.read_log(out):
-        if record.get("save_seconds", 0) > 0:
-            lost = f"the run {out} has no checkpoint, and by step {record['step']} it had saved one"
-            raise ValueError(f"{lost}; restore {root}, or start anew with another --out")
 
 
 def merge_config(
@@ -92,10 +85,12 @@ def merge_config(
     given_flags = {PATHS.get(name, name): value for name, value in flags.items() if value is not None}
     if "network" in given_flags:
         given_flags["network"] = networks.named(given_flags["network"])
+    in_file = read_settings(file) if file else {}
+    derived = checkpoint.DERIVED if "vocab_size" in in_file else ()  # a model's config.json is more than its run's
     layers = [
         stored.as_dict() if stored else {},
         RECIPES[recipe] if recipe else {},
-        _read_file(file) if file else {},
+        {name: value for name, value in in_file.items() if name not in derived},
         _merge(*(_nested(key, value) for key, value in given_flags.items()), *map(_assignment, sets)),
     ]
     budgets = [layer["budget"] for layer in layers if layer.get("budget")]
@@ -164,13 +159,6 @@ def _check_budget_left(config: RunConfig, run: Path) -> None:
     progress = state["step"] or 0, state["tokens"] or 0, state.get("seconds") or 0.0
     if config.budget.spent(*progress) >= 1:
         raise ValueError(f"{run} cannot be resumed: {config.budget.describe_spent(*progress)}")
-
-
-def _read_file(file: Path) -> dict[str, Any]:
-    """Return the settings in a file, without what the config.json of a model has beside those of its run."""
-    found = read_settings(file)
-    derived = checkpoint.DERIVED if "vocab_size" in found else ()
-    return {name: value for name, value in found.items() if name not in derived}
 
 
 def _merge(*layers: Mapping[str, Any]) -> dict[str, Any]:

@@ -33,8 +33,6 @@ from sedd.training.setup import build_model, build_network, build_setup
 TIME_BINS = 10  # number of equal intervals of time in which the loss is also logged
 FIXED = ("model", "network", "noise", "objective", "optim.name", "data.val_fraction", "seed")
 """Options and sections that a resumed run must have as it was trained with."""
-
-
 UNSAVED = "that step is not saved, and checkpoints before it are as they were. Try a lower optim.lr"
 
 
@@ -317,17 +315,15 @@ class Trainer:
         """Reject a checkpoint of other data, or of a run with other `FIXED` options."""
         stored, blocks = checkpoint.read_stored_model(folder), self.blocks
         advice = "resume with the tokenizer and data it was trained on"
-        facts = {"vocabulary": (stored.vocab_size, blocks.vocab_size), "labels": (stored.labels, blocks.labels)}
-        for what, (then, now) in facts.items():
-            if then != now:
-                raise ValueError(f"{folder} has the {what} {then} and the data {now}; {advice}")
+        if stored.labels != blocks.labels:
+            raise ValueError(f"{folder} has the labels {stored.labels} and the data {blocks.labels}; {advice}")
         if tokenizer.load_tokenizer(folder) != blocks.tokenizer:
             raise ValueError(f"{folder} has another tokenizer than the data; {advice}")
         if stored.data_sha256 not in (None, digest := blocks.index.sha256):
+            sources, was = ", ".join(self.config.data.sources), str(stored.data_sha256)
             raise ValueError(
-                f"{folder} was trained on other data than {', '.join(self.config.data.sources)} holds now (SHA-256 "
-                f"{str(stored.data_sha256)[:12]} then, {digest[:12]} now), so sequences that were held out would be "
-                "trained on; restore the data, or start a new run with another --out"
+                f"{folder} was trained on other data than {sources} holds now (SHA-256 {was[:12]} then, {digest[:12]} "
+                "now), so it would train on held-out text; restore the data, or start a new run with another --out"
             )
         trained, current = stored.config.by_key(), self.config.by_key()
         for key in trained | current:
