@@ -67,10 +67,6 @@ class CounterRNG:
         bits = torch.stack([a << 20 | b >> 12, c << 20 | d >> 12], -1)
         return (bits.double() + 0.5) * 2.0**-52  # midpoints of 2⁵² equal parts of (0, 1): never 0 or 1
 
-    def __getitem__(self, index: slice | Tensor) -> "CounterRNG":
-        """Select rows."""
-        return CounterRNG(self.seed[index] if isinstance(self.seed, Tensor) else self.seed, self.rows[index])
-
 
 class AffineWeights(NamedTuple):
     """Unnormalised probabilities of one position's next token as an affine function of its scores.
@@ -79,8 +75,8 @@ class AffineWeights(NamedTuple):
 
         w_y = max(0, change_score·s_y + change_sum·S + change_own·s_x),  w_x = max(0, stay_own·s_x + stay_sum·S).
 
-    All are homogeneous, so scores may have any common factor. The order of the fields is that of the arguments of the
-    kernel in `ops.categorical_triton`.
+    Scores may have any common factor. The order of the fields is that of the arguments of the kernel in
+    `ops.categorical_triton`.
     """
 
     change_score: Float[Tensor, "*s"]

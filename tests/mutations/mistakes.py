@@ -894,8 +894,8 @@ MISTAKES = [
     Mistake(
         "guidance towards the model without a label",
         "samplers/guidance.py",
-        "_interpolate(unconditional, conditional, guidance).log_softmax",
-        "_interpolate(conditional, unconditional, guidance).log_softmax",
+        "        return _interpolate(free, given, self.weight).log_softmax",
+        "        return _interpolate(given, free, self.weight).log_softmax",
         "exact/test_guidance.py::test_a_mask_is_revealed_at_its_pace_to_a_normalised_mixture",
     ),
     Mistake(

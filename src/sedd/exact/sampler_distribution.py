@@ -18,12 +18,10 @@ from sedd.exact.distribution import all_sequences, expm, neighbours, propagate
 from sedd.process import Process, at_token
 from sedd.reverse import denoising_table, normalize_probs
 from sedd.samplers.confidence import ConfidenceSampler, Confident, EntropyBounded
+from sedd.samplers.correction import Gibbs, Remask
 from sedd.samplers.first_hitting import FirstHitting, LeftToRight, Ordered
-from sedd.samplers.gibbs import Gibbs
-from sedd.samplers.grid import FactorizedSampler
+from sedd.samplers.grid import FactorizedSampler, Theta
 from sedd.samplers.loop import GridSampler, Sampler, Steps, sigma_of_masked_fraction
-from sedd.samplers.remasking import Remask
-from sedd.samplers.theta import Theta
 
 
 @singledispatch

@@ -8,13 +8,15 @@ distribution of its samples can be enumerated on small spaces by `exact.sample_d
 from sedd.samplers import template as template
 from sedd.samplers.confidence import Confident as Confident
 from sedd.samplers.confidence import EntropyBounded as EntropyBounded
+from sedd.samplers.correction import Gibbs as Gibbs
+from sedd.samplers.correction import Remask as Remask
 from sedd.samplers.first_hitting import FirstHitting as FirstHitting
 from sedd.samplers.first_hitting import LeftToRight as LeftToRight
 from sedd.samplers.first_hitting import Ordered as Ordered
-from sedd.samplers.gibbs import Gibbs as Gibbs
 from sedd.samplers.grid import Ancestral as Ancestral
 from sedd.samplers.grid import Euler as Euler
 from sedd.samplers.grid import FactorizedSampler as FactorizedSampler
+from sedd.samplers.grid import Theta as Theta
 from sedd.samplers.grid import Tweedie as Tweedie
 from sedd.samplers.guidance import Guided as Guided
 from sedd.samplers.loop import GridSampler as GridSampler
@@ -29,7 +31,6 @@ from sedd.samplers.loop import empty as empty
 from sedd.samplers.loop import uniform_grid as uniform_grid
 from sedd.samplers.model import SamplingModel as SamplingModel
 from sedd.samplers.model import SamplingStats as SamplingStats
-from sedd.samplers.remasking import Remask as Remask
 from sedd.samplers.run import GeneratedSequence as GeneratedSequence
 from sedd.samplers.run import SamplingRun as SamplingRun
 from sedd.samplers.run import blank_prompt as blank_prompt
@@ -38,7 +39,6 @@ from sedd.samplers.run import build_sampler as build_sampler
 from sedd.samplers.run import decode_greedy as decode_greedy
 from sedd.samplers.run import default_sampler_name as default_sampler_name
 from sedd.samplers.run import final_sequences as final_sequences
-from sedd.samplers.theta import Theta as Theta
 from sedd.samplers.warping import Warped as Warped
 from sedd.samplers.warping import Warping as Warping
 from sedd.sampling_settings import SamplingSettings as SamplingSettings

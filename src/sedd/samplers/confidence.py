@@ -11,13 +11,11 @@ from torch import Tensor
 
 from sedd.draws import CounterRNG
 from sedd.parameterization import HasNoise
-from sedd.samplers.loop import STEP, GridSampler, Plan, Prompt, Rows, Sampler, Times, sigma_of_masked_fraction
+from sedd.samplers.first_hitting import Ordered
+from sedd.samplers.loop import STEP, GridSampler, Plan, Prompt, Rows, Sampler, Times
 from sedd.samplers.model import NOT_FINITE, PerSample, Positions, RowStates, Sequences
 from sedd.schedule import corruption_probability
 
-WHEN_EXACT = (
-    "absorbing noise; it does with at most one token per step and exact conditionals, else it favours likely tokens"
-)
 LATER = 1e3
 """Added to the uncertainty of what is revealed last; more than any entropy."""
 
@@ -35,7 +33,7 @@ class ConfidenceSampler(Sampler, ABC):
     """
 
     order: ClassVar[float] = 0.0
-    assumes: ClassVar[str] = WHEN_EXACT
+    assumes: ClassVar[str] = "absorbing noise; one token per step and exact conditionals, else it favours likely tokens"
     reveals_masks: ClassVar[bool] = True
     pad: int
     """Token id of padding, which is revealed last; −1: none."""
@@ -145,12 +143,8 @@ class EntropyBounded(ConfidenceSampler):
 
     def plan(self, model: HasNoise, prompt: Prompt, times: Times, rng: CounterRNG) -> Plan:
         """Plan one call per open position: it begins where so many are revealed, and may reveal several."""
-        blank = prompt.blank
-        place, count = torch.arange(blank.shape[-1], device=blank.device), blank.sum(-1, keepdim=True)
-        left = (count - place).clamp_min(0)
-        sigma = sigma_of_masked_fraction(left / prompt.lengths[:, None], model.schedule)
-        event = torch.where(blank, blank.cumsum(-1) - 1, -1)
-        return Plan(sigma, left / count, torch.ones_like(event), event, rng(blank.shape[-1], 0, STEP))
+        plan = Ordered("forward").plan(model, prompt, times[:0], rng)
+        return plan._replace(step=torch.ones_like(plan.step))
 
     def advance(self, rows: Rows) -> Sequences:
         """Draw the positions whose entropies are within the bound; the plan goes on at the number revealed."""

@@ -17,28 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from sedd.parameterization import PerRow
-from sedd.process import Process
 from sedd.samplers.model import Hidden, TableAt, TokenAt, Wrapper, implied_probs_at, is_denoiser, log_score_at
-
-
-def guide_log_score(process: Process, unconditional: TableAt, conditional: TableAt, guidance: float) -> TableAt:
-    """Return (1 − γ)·log s(x) + γ·log s(x | label), the score of p_t(x)^(1−γ)·p_t(x | label)^γ up to its normaliser.
-
-    Ratios of probabilities need no normaliser. Where only masks are noise, the score of a mask is S·p_y with p_y
-    normalised, and S is the same mixture of the two Σ_y s_y. Not normalised, Σ_y would exceed 1/ω for γ > 1: masks
-    would be revealed faster than noise makes them.
-    """
-    if not process.only_masks:
-        return _interpolate(unconditional, conditional, guidance)
-    N = process.vocab_size
-    free, given = unconditional[..., :N], conditional[..., :N]
-    log_sum = _interpolate(free.logsumexp(-1, keepdim=True), given.logsumexp(-1, keepdim=True), guidance)
-    return torch.cat([_interpolate(free, given, guidance).log_softmax(-1) + log_sum, conditional[..., N:]], -1)
-
-
-def guide_log_mean(unconditional: TableAt, conditional: TableAt, guidance: float) -> TableAt:
-    """Return log p(x_0 | x)^(1−γ)·p(x_0 | x, label)^γ, normalised."""
-    return _interpolate(unconditional, conditional, guidance).log_softmax(-1)
 
 
 def _interpolate(a: Float[Tensor, "*s"], b: Float[Tensor, "*s"], weight: float) -> Float[Tensor, "*s"]:
@@ -63,26 +42,33 @@ class Guided(Wrapper):
             )
         super().__init__(model, unconditional)
         self.weight = weight
-
-    @property
-    def is_denoiser(self) -> bool:
+        self.is_denoiser = is_denoiser(model) and is_denoiser(unconditional)
         """Whether both models are denoisers: then p(x_0 | x) is mixed, not the scores."""
-        return is_denoiser(self.model) and is_denoiser(self.unconditional)
 
     def log_score_at(self, hidden: Hidden, x_t: TokenAt, sigma: PerRow) -> TableAt:
-        """Return the mixture of the log-scores, or the log-score of the mixture of two denoisers."""
+        """Return (1 − γ)·log s(x) + γ·log s(x | label), the score of p_t(x)^(1−γ)·p_t(x | label)^γ.
+
+        Ratios of probabilities need no normaliser. Where only masks are noise, the score of a mask is S·p_y with p_y
+        normalised, and S is the same mixture of the two Σ_y s_y. Not normalised, Σ_y would exceed 1/ω for γ > 1: masks
+        would be revealed faster than noise makes them. Of two denoisers it is the score of the mixture.
+        """
         if self.is_denoiser:
             log_mean = self.log_mean_at(hidden, x_t, sigma)
             return self.process.mean_score(log_mean[:, None], x_t[:, None], sigma)[:, 0]
         unconditional, conditional = hidden.chunk(2, -1)
         free = log_score_at(self.unconditional, unconditional, x_t, sigma)
         given = log_score_at(self.model, conditional, x_t, sigma)
-        return guide_log_score(self.process, free, given, self.weight)
+        if not self.process.only_masks:
+            return _interpolate(free, given, self.weight)
+        free, given, mask = free[..., :-1], given[..., :-1], given[..., -1:]
+        log_sum = _interpolate(free.logsumexp(-1, keepdim=True), given.logsumexp(-1, keepdim=True), self.weight)
+        return torch.cat([_interpolate(free, given, self.weight).log_softmax(-1) + log_sum, mask], -1)
 
     def log_mean_at(self, hidden: Hidden, x_t: TokenAt, sigma: PerRow) -> TableAt:
-        """Return the mixture of log p(x_0 | x_t), or what the mixture of the scores implies."""
+        """Return log p(x_0 | x)^(1−γ)·p(x_0 | x, label)^γ, normalised, or what the mixture of the scores implies."""
         if not self.is_denoiser:
             return implied_probs_at(self, hidden, x_t, sigma).log()
         unconditional, conditional = hidden.chunk(2, -1)
         free = self.unconditional.log_mean_at(unconditional, x_t, sigma)
-        return guide_log_mean(free, self.model.log_mean_at(conditional, x_t, sigma), self.weight)
+        given = self.model.log_mean_at(conditional, x_t, sigma)
+        return _interpolate(free, given, self.weight).log_softmax(-1)

@@ -124,12 +124,8 @@ class Rows:
         self.process, self.schedule = model.process, model.schedule
         plan = sampler.plan(model, prompt, times, rng)
         noise = model.process.prior_sample(rng(prompt.given.shape[-1], event=START)[..., 0])
-        self.sigmas, self.times, self.steps, self.calls = (
-            plan.sigma.cpu(),
-            plan.t.cpu(),
-            plan.step.cpu(),
-            plan.calls.cpu(),
-        )
+        self.sigmas, self.times = plan.sigma.cpu(), plan.t.cpu()
+        self.steps, self.calls = plan.step.cpu(), plan.calls.cpu()
         self.done = torch.zeros_like(self.calls)
         """The next call of each row: its place in the plan."""
         self.x = torch.where(prompt.blank, noise, prompt.given).to(device)
@@ -434,14 +430,7 @@ class GridSampler(Sampler, ABC):
 
 
 def draw_clean_tokens(x: Sequences, sigma: PerSample, where: Positions, rows: Rows) -> Sequences:
-    """Draw the positions in ``where`` from p(x_0 | x); without any, the model is not called.
-
-    Args:
-        x: Sequences.
-        sigma: Total noise of each row.
-        where: True at the positions to draw.
-        rows: The random numbers, and the model.
-    """
+    """Draw the positions in ``where`` from p(x_0 | x); without any, the model is not called."""
     if not where.any():
         return x
     return rows.model.draw_clean(rows.hidden(x, sigma), x, sigma, where, rows.uniforms(STEP))

@@ -18,22 +18,14 @@ from sedd.runtime.device import has_triton
 from sedd.runtime.offload import OffloadedNetwork
 from sedd.schedule import Schedule
 
-Hidden = Float[Tensor, "k h"]
-"""Hidden states at k positions."""
-TokenAt = Int[Tensor, " k"]
-"""The tokens at k positions."""
-TableAt = Float[Tensor, "k n"]
-"""One number for each state or token at k positions."""
-Uniforms = Float[Tensor, "*s 2"]
-"""Two uniforms for each position: by the first it changes, by the second to what."""
-RowStates = Float[Tensor, "b _ h"]
-"""The hidden states of b rows."""
-Sequences = Int[Tensor, "b L"]
-"""The tokens of b rows."""
-Positions = Bool[Tensor, "b L"]
-"""A choice of positions in b rows."""
-PerSample = Float[Tensor, " b"]
-"""One number for each row: a time or a noise level."""
+Hidden = Float[Tensor, "k h"]  # hidden states at k positions
+TokenAt = Int[Tensor, " k"]  # the tokens there
+TableAt = Float[Tensor, "k n"]  # one number for each state or token there
+Uniforms = Float[Tensor, "*s 2"]  # two for each position: by the first it changes, by the second to what
+Sequences = Int[Tensor, "b L"]  # the tokens of b rows
+Positions = Bool[Tensor, "b L"]  # a choice of positions in them
+PerSample = Float[Tensor, " b"]  # the time or the noise level of each row
+RowStates = Float[Tensor, "b _ h"]  # the hidden states of b rows
 
 NOT_FINITE = (
     "the network's output is not finite, or beyond the range of floating point, so that nothing can be drawn from it; "
@@ -74,6 +66,9 @@ class Wrapper(nn.Module, ABC):
         unconditional: Another model that each call runs before it.
     """
 
+    is_denoiser: bool
+    """Whether it predicts the clean token, rather than by its score."""
+
     def __init__(self, model: Any, unconditional: Any = None) -> None:
         super().__init__()
         self.model, self.unconditional = model, unconditional
@@ -81,11 +76,6 @@ class Wrapper(nn.Module, ABC):
         self.process: Process = model.process
         self.schedule: Schedule = model.schedule
         self.depends_on_sigma = any(network.depends_on_sigma for network in self.networks)
-
-    @property
-    @abstractmethod
-    def is_denoiser(self) -> bool:
-        """Whether it predicts the clean token, rather than by its score."""
 
     def hidden(self, x_t: Sequences, sigma: PerSample, valid: Positions | None = None) -> RowStates:
         """Return what `log_score_at` and `log_mean_at` are computed from, at every position; of two, side by side."""
@@ -179,25 +169,12 @@ class SamplingModel:
         self.stats.finite = (hidden < torch.inf).all() & self.stats.finite  # an exact score has −inf
         return hidden
 
-    # Distributions at some positions -----------------------------------------------------------------------
-
-    def log_score_at(self, hidden: Hidden, x: TokenAt, sigma: PerRow) -> TableAt:
-        """Return the log-score at k positions, in float64."""
-        return log_score_at(self.model, hidden, x, sigma)
-
-    def log_mean_at(self, hidden: Hidden, x: TokenAt, sigma: PerRow) -> TableAt:
-        """Return log p(x_0 | x) of a denoiser at k positions."""
-        log_mean: Tensor = self.model.log_mean_at(hidden, x, sigma)
-        return log_mean
-
     def clean_probs_at(self, hidden: Hidden, x: TokenAt, sigma: PerRow) -> TableAt:
         """Return p(x_0 | x) at k positions: a denoiser's own, or the one that the score implies."""
         if is_denoiser(self.model):
             log_mean: Tensor = self.model.log_mean_at(hidden, x, sigma)
             return log_mean.exp()
         return implied_probs_at(self.model, hidden, x, sigma)
-
-    # Draws -------------------------------------------------------------------------------------------------
 
     def chunks(self, where: Positions) -> Iterator[tuple[Int[Tensor, " k"], Int[Tensor, " k"]]]:
         """Yield rows and columns of ``where``, so many at a time that a table of probabilities stays small."""

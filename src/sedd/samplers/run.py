@@ -37,12 +37,7 @@ def default_sampler_name(model: Any) -> str:
 
 
 def build_sampler(name: str | None, model: Any, **options: Any) -> Sampler:
-    """Build a sampler for a model, or a wrapper of one.
-
-    Args:
-        name: Its name; None: the default of the model.
-        **options: Options of the sampler: ``theta``, ``eta``, ``sites`` …
-    """
+    """Build a sampler with its options for a model, or for a wrapper of one; None: the model's default sampler."""
     default = default_sampler_name(model)
     if default == "left-to-right":
         if name is not None or options:
@@ -56,12 +51,7 @@ def build_sampler(name: str | None, model: Any, **options: Any) -> Sampler:
 
 
 def build_grid(spec: str, steps: int | None) -> Steps:
-    """Build the times of a sampler, from 1 down to 0, or None for no grid.
-
-    Args:
-        spec: ``uniform``, ``cosine``, or the times themselves, as in ``1,0.6,0.2,0``.
-        steps: Number of steps; None: no grid, for samplers that need none.
-    """
+    """Build a grid from ``uniform``, ``cosine``, or the times themselves, as in ``1,0.6,0.2,0``; None: no grid."""
     if steps is None:
         return None
     if "," not in spec:
@@ -117,21 +107,13 @@ class SamplingRun:
         return {**asdict(self.settings), "sampler": self.name, "steps": steps, "draw_precision": PRECISION}
 
     def states(self, prompt: Prompt, first: int = 0) -> Iterator[State]:
-        """Yield the states of one batch, from noise to data.
-
-        Args:
-            prompt: The given tokens of each row.
-            first: The index of the first row. A sample is a function of its index and the seed.
-        """
+        """Yield the states of one batch, from noise to data; a sample is a function of its index and the seed."""
         if prompt.given.device.type == "cpu":  # a GPU says itself that its memory is too small
-            rows, length = prompt.given.shape
-            vocab_size = self.model.process.vocab_size
-            least = 4 * rows * length * vocab_size
+            (rows, length), vocab_size = prompt.given.shape, self.model.process.vocab_size
             what = f"a batch of {rows} samples of {length:,} tokens with {vocab_size} probabilities each takes"
-            check_memory(least, what, "choose a smaller batch or length")
-        start = time.perf_counter()
+            check_memory(4 * rows * length * vocab_size, what, "choose a smaller batch or length")
+        start, stats = time.perf_counter(), self.stats
         indices = first + torch.arange(len(prompt.given), device=prompt.given.device)
-        stats = self.stats
         model = SamplingModel(self.model, fused=self.fused, stats=stats)
         for state in self.sampler.trajectory(model, prompt, seed=self.settings.seed, steps=self.times, rows=indices):
             if state.x.device.type == "cpu":  # a GPU is waited for at the end alone
@@ -178,11 +160,6 @@ def decode_greedy(loaded: "LoadedModel", context: Ids, length: int) -> Iterator[
     An autoregressive model fills from left to right; under absorbing noise the position with the most probable token
     comes first. Under other noise no token is final before the last step: the positions come at the end, as the default
     sampler fills them with ``top_k=1``.
-
-    Args:
-        loaded: The model.
-        context: Tokens that are given.
-        length: Tokens to fill after them.
     """
     given = torch.from_numpy(context).to(loaded.device)
     if loaded.process.only_masks and not isinstance(loaded.model, CausalModel):

@@ -23,9 +23,7 @@ _DIGITS = 18
 def parse_template(template: str, longest: int = MAX_SAMPLES) -> list[str | int]:
     """Split a template into texts and gap lengths; ``{{`` and ``}}`` are literal braces.
 
-    Args:
-        template: The template.
-        longest: Tokens that all gaps together may have: at most the model's sequence length.
+    All gaps together may have ``longest`` tokens: at most the model's sequence length.
     """
     parts: list[str | int] = []
     total = 0
@@ -57,11 +55,6 @@ def template_ids(template: str, tokenizer: Tokenizer, longest: int = MAX_SAMPLES
 
     Where words include the space before them, as in BPE, one space before a gap is left to its first token: a space by
     itself occurs in no text there.
-
-    Args:
-        template: The template.
-        tokenizer: Encodes its texts.
-        longest: The longest row that the model takes.
     """
     row: list[int] = []
     parts = parse_template(template, longest)
@@ -120,11 +113,7 @@ def prompt_from_ids(rows: list[list[int]], width: int | None = None, pad: int = 
 def without_stop(text: str, stops: Sequence[str], start: int = 0, may_go_on: bool = False) -> str:
     """Return the text before the first of the stop strings that begins at ``start`` or later.
 
-    Args:
-        text: The text.
-        stops: Strings that end it; they are not part of it.
-        start: Where the search begins.
-        may_go_on: Leave out, too, an end that could be the beginning of a stop string.
+    Of a text that may go on, it leaves out, too, an end that could be the beginning of a stop string.
     """
     ends = [at for stop in stops if (at := text.find(stop, start)) >= 0]
     if may_go_on:

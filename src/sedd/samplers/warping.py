@@ -8,7 +8,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from sedd.parameterization import PerRow
-from sedd.process import Process
 from sedd.samplers.model import Hidden, TableAt, TokenAt, Wrapper, implied_probs_at, is_denoiser, log_score_at
 
 COLDEST = 1e-30
@@ -56,18 +55,6 @@ class Warping:
         return log_p
 
 
-def rescore(process: Process, log_score: TableAt, log_mean: TableAt, x_t: TokenAt, sigma: PerRow) -> TableAt:
-    """Return the log-score of the warped denoiser ``log_mean``.
-
-    Where only masks are noise it is s_y = S·p_y with the sum S = Σ_y s_y of ``log_score``, which a score model is free
-    to choose: masks are revealed at the same rate as before. Under other noise the denoiser determines its score.
-    """
-    if not process.only_masks:
-        return process.mean_score(log_mean[:, None], x_t[:, None], sigma)[:, 0]
-    total = log_score[..., : process.vocab_size].logsumexp(-1, keepdim=True)
-    return torch.cat([log_mean + total, log_score[..., process.vocab_size :]], -1)
-
-
 @final
 class Warped(Wrapper):
     """A model with a temperature, top-p or top-k: ``Warped(model, temperature=0.8)``.
@@ -85,11 +72,7 @@ class Warped(Wrapper):
     def __init__(self, model: Any, temperature: float = 1.0, top_p: float = 1.0, top_k: int | None = None) -> None:
         super().__init__(model)
         self.warping = Warping(temperature, top_p, top_k)
-
-    @property
-    def is_denoiser(self) -> bool:
-        """True: its score follows from p(x_0 | x)."""
-        return True
+        self.is_denoiser = True  # its score follows from p(x_0 | x)
 
     def log_mean_at(self, hidden: Hidden, x_t: TokenAt, sigma: PerRow) -> TableAt:
         """Return log p(x_0 | x_t), warped."""
@@ -98,10 +81,16 @@ class Warped(Wrapper):
         return self.warping(implied_probs_at(self.model, hidden, x_t, sigma).log())
 
     def log_score_at(self, hidden: Hidden, x_t: TokenAt, sigma: PerRow) -> TableAt:
-        """Return the log-score that follows from the warped p(x_0 | x_t)."""
-        log_score = log_score_at(self.model, hidden, x_t, sigma)
+        """Return the log-score that follows from the warped p(x_0 | x_t).
+
+        Where only masks are noise it is s_y = S·p_y with the sum S = Σ_y s_y of the model's score, which a score model
+        is free to choose: masks are revealed at the same rate as before.
+        """
         log_mean = self.log_mean_at(hidden, x_t, sigma)
-        return rescore(self.process, log_score, log_mean, x_t, sigma)
+        if not self.process.only_masks:
+            return self.process.mean_score(log_mean[:, None], x_t[:, None], sigma)[:, 0]
+        log_score = log_score_at(self.model, hidden, x_t, sigma)
+        return torch.cat([log_mean + log_score[..., :-1].logsumexp(-1, keepdim=True), log_score[..., -1:]], -1)
 
     def log_next_at(self, hidden: Hidden) -> TableAt:
         """Return the log-probabilities of the next token of an autoregressive model, warped."""

@@ -43,11 +43,6 @@ class BatchRow:
     network_calls: int = 0
     failed: Failed | None = None
 
-    @property
-    def client(self) -> str:
-        """Who sent it."""
-        return self.job.client
-
 
 @dataclass
 class Group:
@@ -231,11 +226,7 @@ def failure_of(error: Exception) -> Failed:
 def describe_edits(rows: Rows, row: int, y: Tensor, count: int) -> list[Edit]:
     """Return the tokens that a step has changed with entropy, log-probability and the most probable tokens.
 
-    Args:
-        rows: The rows at the start of the step.
-        row: The place of the row among them.
-        y: Its tokens now.
-        count: How many tokens to list.
+    The rows are those at the start of the step; ``y`` are the tokens of one of them now.
     """
     x, at = rows.x[row], (rows.x[row] != y).nonzero().squeeze(-1)
     if not len(at) or rows.states is None or not torch.equal(rows.seen[row], x):

@@ -1,4 +1,4 @@
-"""Remasking diffusion sampling (ReMDM): steps that may also mask tokens again.  [§9]"""
+"""Samplers that correct what they have drawn: Gibbs steps for noise of tokens, remasking (ReMDM) for masks.  [§9]"""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar, final
@@ -7,10 +7,58 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from sedd import draws
 from sedd.parameterization import HasNoise
-from sedd.samplers.loop import STEP, GridSampler, Rows, draw_clean_tokens
-from sedd.samplers.model import PerSample, Positions, Sequences
+from sedd.samplers.grid import Tweedie
+from sedd.samplers.loop import POSITION, STEP, GridSampler, Rows, Times, draw_clean_tokens
+from sedd.samplers.model import PerSample, Positions, Sequences, log_score_at
 from sedd.schedule import corruption_probability
+from sedd.tensors import PerSequence
+
+
+@final
+@dataclass(frozen=True)
+class Gibbs(GridSampler):
+    """A Tweedie step, then ``sites`` corrections: a random position is drawn again given all others.
+
+    Where every state may be noise the score at a position is its conditional up to a factor, whatever is there:
+    p_s(y | x_−i) = s_y / Σ s. Drawing from it leaves p_s unchanged, so corrections only remove error. Updating all
+    positions at once would change p_s.
+    """
+
+    order: ClassVar[float] = 1.0  # of the step that is corrected
+    assumes: ClassVar[str] = "uniform or hybrid noise, or noise by frequency"
+    sites: int = 1
+    """Positions that are drawn again after each step."""
+
+    predictor: ClassVar[Tweedie] = Tweedie()
+    """The step that is corrected."""
+
+    def __post_init__(self) -> None:
+        if self.sites < 1:
+            raise ValueError(f"sites is {self.sites}; there must be at least 1 correction per step")
+
+    def check(self, model: Any) -> None:
+        """Require noise under which every token may be wrong."""
+        if model.process.only_masks:
+            raise ValueError("sampler gibbs corrects tokens; under the model's noise only masks change: use remask")
+
+    def expected_calls(self, model: HasNoise, times: Times, blanks: int) -> float:
+        """Return 1 + ``sites`` calls in each step and one in the last."""
+        return float((1 + self.sites) * (len(times) - 2) + 1) if blanks else 0.0
+
+    def step(self, x: Sequences, t: PerSample, s: PerSample, rows: Rows) -> Sequences:
+        """Draw the step and its corrections."""
+        x = self.predictor.step(x, t, s, rows)
+        sigma, row = rows.schedule.sigma(s), torch.arange(len(x), device=x.device)
+        for k in range(self.sites):
+            u = rows.rng(x.shape[-1], rows.step * self.sites + k, POSITION)
+            keys = torch.where(rows.free, u[..., 0], -1.0)
+            at = row, keys.argmax(-1)  # the free position with the largest of independent uniforms is a uniform choice
+            score = log_score_at(rows.model.model, rows.hidden(x, sigma)[at], x[at], sigma).exp()
+            drawn = draws.sample_inverse_cdf(score, u[at][:, 1])
+            x = x.index_put(at, torch.where(rows.free[at], drawn, x[at]))
+        return x
 
 
 @final
@@ -49,27 +97,21 @@ class Remask(GridSampler):
         if not model.process.only_masks:
             raise ValueError("sampler remask masks tokens again; under the model's noise tokens change too: use gibbs")
 
-    def grid(self, times: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+    def grid(self, times: PerSequence) -> PerSequence:
         """Return the times at which the noise level is read: constant from t_on to t_off with ``loop``."""
         if self.strategy != "loop":
             return times
         rest = times / self.t_off * self.t_on if self.t_off > 0 else times
         return torch.where(times > self.t_on, times, torch.where(times > self.t_off, self.t_on, rest))
 
-    def rates(
-        self, model: HasNoise, t: Float[Tensor, "*b"], s: Float[Tensor, "*b"]
-    ) -> tuple[Float[Tensor, "*b"], Float[Tensor, "*b"]]:
+    def rates(self, model: HasNoise, t: PerSequence, s: PerSequence) -> tuple[PerSequence, PerSequence]:
         """Return P(a token is masked) and P(a mask is revealed) in the step from t to s."""
         sigma_t, sigma_s = model.schedule.sigma(t), model.schedule.sigma(s)
         alpha_t, alpha_s = torch.exp(-sigma_t), torch.exp(-sigma_s)
         most = (corruption_probability(sigma_s) / alpha_t).clamp_max(1)
-        match self.strategy:
-            case "cap":
-                remasked = most.clamp_max(self.eta)
-            case "rescale":
-                remasked = self.eta * most
-            case _:
-                remasked = torch.where(t == s, most.clamp_max(self.eta), 0)
+        remasked = self.eta * most if self.strategy == "rescale" else most.clamp_max(self.eta)
+        if self.strategy == "loop":
+            remasked = torch.where(t == s, remasked, 0)
         return remasked, (alpha_s - (1 - remasked) * alpha_t) / corruption_probability(sigma_t)
 
     def changes(
