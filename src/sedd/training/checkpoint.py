@@ -421,11 +421,18 @@ DTYPE_NAMES = {"I8": "int8", "BF16": "bfloat16", "F16": "float16", "F32": "float
 """Dtypes by their names in a .safetensors file."""
 
 
+def quantize_int8(weight: "Tensor") -> "tuple[Tensor, Tensor]":
+    """Return q and s of every row: q = round(w/s), s = max |w|/127, so |w − s·q| ≤ s/2; no data calibrates it."""
+    import torch
+
+    scale = (weight.abs().amax(-1, keepdim=True).double() / 127).float()
+    scale = torch.where(scale > 0, scale, 1.0)  # a row of zeros
+    return (weight.double() / scale.double()).round().to(torch.int8), scale
+
+
 def pack_weights(weights: "Mapping[str, Tensor]", dtype: str) -> "dict[str, Tensor]":
     """Return weights as they are stored for sharing; in ``int8``, matrices have scales, and the rest is in float32."""
     import torch
-
-    from sedd.ops.int8 import quantize_int8
 
     check_choice("dtype", dtype, WEIGHT_DTYPES)
     packed: dict[str, Tensor] = {}
