@@ -37,7 +37,7 @@ def _requirement(extra: str) -> str:
 
 
 def require_server() -> None:
-    """Raise a ValueError if a package that `sedd serve` needs is missing."""
+    """Reject a machine without the packages that `sedd serve` needs."""
     missing = [name for name in ("fastapi", "uvicorn", "prometheus_client") if importlib.util.find_spec(name) is None]
     if missing:
         raise ValueError(f"a server needs {', '.join(missing)}; install with: {install_hint('serve')}")

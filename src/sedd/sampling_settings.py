@@ -3,11 +3,13 @@
 import inspect
 import math
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import MISSING, dataclass, field, fields
+from functools import partial
 from typing import Any, TypeVar, final
 
 from sedd.registry import Registry
-from sedd.schema import check_choice, check_count, check_seed
+from sedd.schema import MAX_VOCABULARY, check_choice, check_count, check_seed
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -58,10 +60,8 @@ def parse_steps(text: str) -> int | None:
 def parse_value(text: str) -> int | float | str:
     """Read the value of a sampler's option: a number where the text is one."""
     for kind in (int, float):
-        try:
+        with suppress(ValueError):
             return kind(text)
-        except ValueError:
-            continue
     return text
 
 
@@ -119,8 +119,8 @@ class SamplingSettings:
             raise ValueError(f"temperature is {self.temperature}; it must be above 0 (near 0 is the likeliest token)")
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p is {self.top_p}; it is a probability and must lie in (0, 1]")
-        if self.top_k is not None and self.top_k < 1:
-            raise ValueError(f"top_k is {self.top_k}; at least 1 token must be left to draw")
+        if self.top_k is not None:
+            check_count("top_k", self.top_k, most=MAX_VOCABULARY)
         if not 0 <= self.guidance < math.inf:
             raise ValueError(f"guidance is {self.guidance}; it must be 0 or more, where 1 samples given the label")
         if self.label is None and self.guidance != 1:
@@ -136,18 +136,13 @@ class SamplingSettings:
 
 
 def check_length(length: int | None, longest: int) -> None:
-    """Refuse a number of tokens that a model of sequences of ``longest`` tokens does not generate."""
+    """Reject a number of tokens that a model of sequences of ``longest`` tokens does not generate."""
     if length is not None and not 1 <= length <= longest:
         raise ValueError(f"length is {length}; this model generates 1 to {longest} tokens")
 
 
 SETTINGS = {f.name: f for f in fields(SamplingSettings) if "help" in f.metadata}
 """The fields with a help text and a parser: all but ``options``."""
-
-
-def parse_setting(name: str, text: str) -> Any:
-    """Read the value of one setting from text, as a command line or a sweep gives it."""
-    return SETTINGS[name].metadata["parse"](text)
 
 
 def parse_options(texts: list[str] | None) -> dict[str, int | float | str]:
@@ -164,11 +159,9 @@ def parse_options(texts: list[str] | None) -> dict[str, int | float | str]:
 def shows_settings(function: F) -> F:
     """Show the fields of `SamplingSettings` in the signature of a function that takes them as ``**settings``."""
     signature = inspect.signature(function)
-    *unchanged, rest = signature.parameters.values()
-    shown = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=f.type)
-        for name, f in SETTINGS.items()
-    ]
-    parameters = [*unchanged, *shown, rest.replace(name="options")]
+    *own, rest = signature.parameters.values()
+    new = partial(inspect.Parameter, kind=inspect.Parameter.KEYWORD_ONLY)
+    shown = [new(name, default=setting.default, annotation=setting.type) for name, setting in SETTINGS.items()]
+    parameters = [*own, *shown, rest.replace(name="options")]
     function.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     return function

@@ -703,20 +703,18 @@ assert "torch" not in sys.modules, "preparing data must not import torch"
 
 
 def test_the_command_prepares(tmp_path: Path) -> None:
-    """As JSON, as a line, and not twice into the same folder; torch, slow to import, is not imported."""
+    """As JSON, as lines, and not twice into the same folder; torch, slow to import, is not imported."""
     file = write(tmp_path / "a.csv", table(".csv", {"id": ["1", "2"], "SMILES": ["CCO", "c1ccccc1"]}))
     words = ["data", "prepare", str(file), "--tokenizer", "chars", "--packing", "lines", "--out"]
     one, two = f"{tmp_path}/one", f"{tmp_path}/two"
     calls = json.dumps([[*words, one, "--json"], [*words, two], [*words, two]])
     done = subprocess.run([sys.executable, "-c", THRICE, calls], capture_output=True, text=True, check=False)
-    record, first, line, second, third = done.stdout.splitlines()
+    record, first, *lines, second, third = done.stdout.splitlines()
     row = json.loads(record)
     assert (row["tokens"], row["records"], row["length"], row["pad"], row["vocab_size"]) == (11, 2, 8, "model", 5)
     assert row["sha256"] == Index.read(tmp_path / "one").sha256 == Index.read(tmp_path / "two").sha256
-    assert line == (
-        f"{two}: 11 tokens in 2 records, 1.0000 bytes per token, vocabulary of 5; records of 8 tokens, shorter ones "
-        "are padded with a token that the model learns"
-    )
+    shown = dict(line.split(maxsplit=1) for line in lines)
+    assert (shown["folder"], shown["tokens"], shown["records"], shown["length"]) == (two, "11", "2", "8")
     assert (first, second, third) == ("code 0", "code 0", "code 2")
     assert f"{two} exists and is not an empty folder" in done.stderr
     assert done.returncode == 0

@@ -1,6 +1,5 @@
 """``sedd audit``: whether a loss bounds −log p, on distributions small enough to enumerate."""
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -71,10 +70,7 @@ def audit(
         raise ValueError("name one loss, an objective or FILE.py:FUNCTION, or give --all; see sedd audit --help")
     if loss is not None:
         result = _audit_one(loss, process, draws, entropy_only)
-        if as_json:
-            _print_json(result)
-        else:
-            _describe(result)
+        (_print_json if as_json else _describe)(result)
         raise typer.Exit(not result.is_bound)
     from sedd.evaluation.audit import audit_objective
 
@@ -90,11 +86,7 @@ def audit(
         for name, process in pairs:
             results.append(audit_objective(name, process))
             on_progress(len(results), len(pairs))
-    if as_json:
-        for result in results:
-            _print_json(result)
-    else:
-        _print_table(results)
+    (_print_json if as_json else _print_table)(*results)
     raise typer.Exit(any(result.is_claimed and not result.is_bound for result in results))
 
 
@@ -113,16 +105,17 @@ def _audit_one(loss: str, process: str, draws: int, entropy_only: bool) -> "Audi
     return audit.audit_objective(loss, process)
 
 
-def _print_json(result: "AuditResult") -> None:
-    found = result.counter_example
-    print(json.dumps(result._asdict() | {"counter_example": None if found is None else found._asdict()}))
+def _print_json(*results: "AuditResult") -> None:
+    for result in results:
+        found = result.counter_example
+        root.print_records([result._asdict() | {"counter_example": None if found is None else found._asdict()}])
 
 
 def _rounded(nats: float | None) -> str:
     return "unknown" if nats is None else f"{round(nats, 5) + 0.0:.5f}"  # + 0: no −0
 
 
-def _print_table(results: "list[AuditResult]") -> None:
+def _print_table(*results: "AuditResult") -> None:
     """Print a line per audit: the difference of a counter-example, or the gap of exact scores."""
     print(f"{'objective':24s} {'process':10s} {'claims':8s} {'verdict':20s} nats")
     for result in results:
@@ -151,5 +144,4 @@ def _describe(result: "AuditResult") -> None:
         rows["expected loss"] = f"{found.expected_loss:.5f}{error} nats"
         rows["difference"] = f"{found.difference:+.5f} nats"
     print(result.verdict)
-    for name, value in rows.items():
-        print(f"{name:22s} {value}")
+    root.print_rows(rows, 22)

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from sedd.card_facts import RESULT_TYPES
 from sedd.cli import root
 from sedd.cli.evaluate import describe_source
 from sedd.files import parse_json, read_text
@@ -126,7 +127,7 @@ def export(
     stored = checkpoint.read_header(out)
     cost = {} if data is None else _measure_cost(model, out, data, draws, device)
     if as_json:
-        root.print_record({"model": str(out), **stored._asdict(), "bytes_before": was.bytes, **cost}, as_json)
+        root.print_records([{"model": str(out), **stored._asdict(), "bytes_before": was.bytes, **cost}])
         return
     size = f"{stored.bytes:,} bytes (before {was.bytes:,})"
     root.show(f"{out}: {stored.parameters:,} parameters in {stored.dtype}, {size}")
@@ -146,13 +147,11 @@ def _measure_cost(model: Path, out: Path, data: str, draws: int | None, device: 
     protocol = evaluation.get_protocol("strict")
     with distributed.process_group(device) as ranks:
         before, after = (load_model(folder, device=str(ranks.device)) for folder in (model, out))
-        corpus = evaluation.read_corpus(data, protocol, after)
+        given: Any = (evaluation.read_corpus(data, protocol, after), protocol, ranks)
         with progress_on_stderr("evaluating") as on_progress:
-            result = evaluation.evaluate(after, corpus, protocol, ranks, draws=draws, on_progress=on_progress)
+            result = evaluation.evaluate(after, *given, draws=draws, on_progress=on_progress)
         with progress_on_stderr("comparing") as on_progress:
-            difference = evaluation.evaluate_difference(
-                before, after, corpus, protocol, ranks, draws=draws, on_progress=on_progress
-            )
+            difference = evaluation.evaluate_difference(before, after, *given, draws=draws, on_progress=on_progress)
     cost = {"dtype": checkpoint.read_header(out).dtype, "data": Path(data).name, **difference}
     facts = hub.CardFacts.read(out)
     hub.write_card(out, out.name, replace(facts, results=[*facts.results, result], weights_cost=cost))
@@ -187,17 +186,15 @@ def push(
     from sedd import hub
 
     with Console(stderr=True).status("uploading" if out is None else "writing"):
-        if out is not None:
-            address = str(hub.save_pretrained(model, out, repo, results))
+        if out is None:
+            address: Path | str = hub.push_to_hub(model, repo, private=private, results=results)
         else:
-            address = hub.push_to_hub(model, repo, private=private, results=results)
-    root.print_record({"model": repo, "address": address}, as_json)
+            address = hub.save_pretrained(model, out, repo, results)
+    root.print_record({"model": repo, "address": str(address)}, as_json)
 
 
 def _records(path: Path) -> list[dict[str, Any]]:
     """Read results for a card: of sedd eval, one record per line."""
-    from sedd.card_facts import RESULT_TYPES
-
     needed = ("nats_per_token", "stderr_nats_per_token", "protocol", "data")
     advice = f"write results with: sedd eval MODEL DATA --out {path}"
     try:

@@ -69,17 +69,8 @@ def data_prepare(
     }
     if as_json:
         root.print_records([row])
-        return
-    padding = {
-        None: "none is shorter, so there is no padding",
-        "model": "shorter ones are padded with a token that the model learns",
-        "ignore": "shorter ones are padded, and padding is left out of the loss",
-    }[index.pad]
-    root.show(
-        f"{out}: {index.tokens} tokens in {index.records} records, {row['bytes_per_token']:.4f} bytes per token, "
-        f"vocabulary of {index.vocab_size}"
-        + (f"; records of {index.length} tokens, {padding}" if index.length is not None else "")
-    )
+    else:
+        root.print_rows({name: value for name, value in row.items() if value is not None}, 16)
 
 
 @root.command("cache")

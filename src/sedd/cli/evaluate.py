@@ -16,6 +16,7 @@ from sedd.extras import install_hint
 from sedd.files import read_text
 from sedd.models import built_in_folder
 from sedd.terminal import visible, warn
+from sedd.training import checkpoint
 from sedd.training.config import check_label
 from sedd.training.progress import progress_on_stderr
 
@@ -188,7 +189,6 @@ def check_options(
     from sedd.evaluation.protocols import OWN_SAMPLES, default_draws
     from sedd.likelihood.orders import check_mixture, check_orders, parse_orders
     from sedd.likelihood.variance_reduction import check_draws
-    from sedd.training import checkpoint
 
     if draws is not None:
         check_draws(draws)
@@ -270,14 +270,12 @@ def _interval(record: Record) -> str:
 def _describe(record: Record) -> None:
     """Print a record for people: the bound first, then the other numbers and the terms."""
     print(f"{_interval(record)} nats per token")
-    for name in RECORD_FIELDS:
-        if record[name] is not None:  # bits per character and byte, where the tokens are not text
-            root.show(f"{name.replace('_', ' '):34s} {record[name]}")
+    rows = {name: record[name] for name in RECORD_FIELDS if record[name] is not None}  # not all tokens are text
     if difference := record["bfloat16_difference"]:
         about = f"{difference['nats_per_token']:.6f} ± {difference['stderr']:.6f} nats per token"
-        print(f"{'bfloat16 − float32':34s} {about}, on {difference['draws']} draws")
-    for name, value in record["terms"].items():
-        print(f"{name:34s} {'not counted' if value is None else value}")
+        rows["bfloat16 − float32"] = f"{about}, on {difference['draws']} draws"
+    rows |= {name: "not counted" if value is None else value for name, value in record["terms"].items()}
+    root.print_rows(rows, 34)
 
 
 @root.command("score")

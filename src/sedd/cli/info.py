@@ -2,15 +2,14 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 
+from sedd.card_facts import CardFacts
 from sedd.cli import root
 from sedd.terminal import warn
-
-if TYPE_CHECKING:
-    from sedd.card_facts import CardFacts
+from sedd.training import checkpoint
 
 EXPONENTS = {"F64": ("<u8", 0x7FF << 52), "F32": ("<u4", 0xFF << 23), "F16": ("<u2", 0x1F << 10)}
 EXPONENTS["BF16"] = ("<u2", 0xFF << 7)
@@ -23,17 +22,14 @@ def info(model: root.OptionalModel = None, *, as_json: bool = False) -> None:
 
     The exit code is 2 if a weight is NaN or infinite: no other command takes such a model.
     """
-    from sedd.training import checkpoint
-
     assert model is not None  # its callback returns the default
-    checkpoint.retry_if_pruned(_describe)(model, as_json)
+    _describe(model, as_json)
 
 
+@checkpoint.retry_if_pruned
 def _describe(model: Path | str, as_json: bool) -> None:
-    from sedd.card_facts import CardFacts
     from sedd.runtime.run_log import read_log
     from sedd.tokenizer import load_tokenizer
-    from sedd.training import checkpoint
 
     found = checkpoint.find_model(model)
     folder, config, run = found.folder, found.config, checkpoint.run_folder(found.folder)
@@ -114,7 +110,7 @@ def _describe_bounds(bounds: dict[str, Any], has_log: bool, every: int, model: P
     return {"bound": f"none yet ({when}); compute it with: sedd eval {model}"}
 
 
-def _card_facts(card: "CardFacts") -> dict[str, str]:
+def _card_facts(card: CardFacts) -> dict[str, str]:
     """Return the facts of a card for people, a line each."""
     facts = {name: " ".join(getattr(card, name).split()) for name in ("summary", "data", "licence", "limits")}
     facts["command"] = card.command.partition("\n")[0]

@@ -12,6 +12,7 @@ from sedd.cli.sample import sampling_options, sampling_settings
 from sedd.extras import install_hint
 from sedd.models import built_in_names, is_repo_id, list_built_in
 from sedd.terminal import warn
+from sedd.training import checkpoint
 from sedd.training.progress import progress_on_stderr
 
 if TYPE_CHECKING:
@@ -113,7 +114,10 @@ def quality(
             "samples need a judge; name a Hugging Face model or an autoregressive run with --judge, or, for molecules, "
             "add --molecules"
         )
-    root.announce(_describe(paths, count, len(points), judge, molecules))
+    what = [root.model_name(path) + (f": {count_of(count, 'sample')}" if path.is_dir() else "") for path in paths]
+    what += [f"{count_of(len(points), 'setting')} of sampling"] * (len(points) > 1)
+    what += [f"judge {judge}"] * (judge is not None) + ["molecules"] * molecules
+    root.announce(", ".join(what))
     where = str(resolve_device(device))
 
     def sample_sets_of(path: Path) -> "Iterator[SampleSet]":
@@ -174,8 +178,6 @@ def _check_out(path: Path, kinds: Sequence[str]) -> None:
 
 def _find_input(path: Path) -> Path:
     """Return an input: samples, results or a model at this path, else a bundled model or one on the Hub."""
-    from sedd.training import checkpoint
-
     if path.exists() and not checkpoint.holds_model(path):
         return path
     if found := checkpoint.locate_model(path):
@@ -190,13 +192,10 @@ def _find_input(path: Path) -> Path:
 def _is_molecule_run(path: Path) -> bool:
     """Return whether ``path`` is the folder of a run that was trained on files of SMILES."""
     from sedd.data.readers import SMILES, file_kind
-    from sedd.training import checkpoint
 
     stored = checkpoint.load_json(path, "config") if (path / "config.json").is_file() else {}
-    match stored:
-        case {"data": {"sources": [*sources]}}:
-            return bool(sources) and all(file_kind(Path(str(source))) in SMILES for source in sources)
-    return False
+    sources = root.stored_sources(stored)
+    return bool(sources) and all(file_kind(Path(source)) in SMILES for source in sources)
 
 
 def _count_molecules(samples: "SampleSet", known: list[str] | None) -> Record:
@@ -210,7 +209,6 @@ def _count_molecules(samples: "SampleSet", known: list[str] | None) -> Record:
 def _read_known(given: Path | None, samples: "SampleSet") -> list[str] | None:
     """Return the molecules that are not novel: those given, or the training data of the run that was sampled."""
     from sedd import data
-    from sedd.training import checkpoint
     from sedd.training.datasets import find_sources, prepare_data
 
     if given is not None:
@@ -225,18 +223,6 @@ def _read_known(given: Path | None, samples: "SampleSet") -> list[str] | None:
         warn(f"novelty is not known, name the training data with --known: {error}")
         return None
     return blocks.decode()
-
-
-def _describe(paths: Sequence[Path], count: int, settings: int, judge: str | None, molecules: bool) -> str:
-    """Return what is measured, and by what: run: 64 samples, judge gpt2; samples.jsonl, judge gpt2."""
-    return ", ".join(
-        [
-            *(root.model_name(path) + (f": {count_of(count, 'sample')}" if path.is_dir() else "") for path in paths),
-            *([count_of(settings, "setting") + " of sampling"] if settings > 1 else []),
-            *([f"judge {judge}"] if judge else []),
-            *(["molecules"] if molecules else []),
-        ]
-    )
 
 
 IDENTIFYING = ("source", "sampler", "steps")
@@ -298,9 +284,8 @@ def _print(records: list[Record], columns: list[str], found: list[list[Any]]) ->
     if len(cells) > 1:
         root.print_table(columns, cells)
         return
-    counts = {name: str(records[0].get(name)) for name in COUNTS if records[0].get(name) is not None}
-    for name, cell in (*zip(columns, cells[0], strict=True), *counts.items()):
-        root.show(f"{name.replace('_', ' '):22s} {cell}")
+    counts = {name: records[0][name] for name in COUNTS if records[0].get(name) is not None}
+    root.print_rows(dict(zip(columns, cells[0], strict=True)) | counts, 22)
 
 
 def _format(value: Any, stderr: float | None) -> str:

@@ -20,7 +20,7 @@ from sedd import __version__, files, models, registry
 from sedd.runtime.launch import find_launch
 from sedd.schema import MAX_COUNT, MAX_SAMPLES, MAX_VOCABULARY, check_choice, check_count, check_seed
 from sedd.terminal import visible, warn
-from sedd.training import networks
+from sedd.training import checkpoint, networks
 from sedd.training.config import PRECISIONS
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -276,9 +276,14 @@ def print_record(record: dict[str, Any], as_json: bool) -> None:
     if as_json:
         print_records([record])
         return
-    for name, value in record.items():
-        shown = f"{value:,}" if isinstance(value, int) else f"{value:,.1f}" if isinstance(value, float) else value
-        show(f"{name.replace('_', ' '):26s} {shown}")
+    formats = ((name, value, ",.1f" if isinstance(value, float) else ",") for name, value in record.items())
+    print_rows({name: format(value, how) if isinstance(value, int | float) else value for name, value, how in formats})
+
+
+def print_rows(rows: Mapping[str, Any], width: int = 26) -> None:
+    """Print one line per entry."""
+    for name, value in rows.items():
+        show(f"{name.replace('_', ' '):{width}} {value}")
 
 
 def print_records(records: Iterable[dict[str, Any]]) -> None:
@@ -298,6 +303,14 @@ def print_table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
     heads = [name.replace("_", " ") for name in heads]
     for cells in (heads, ["---"] * len(heads), *rows):
         show(f"| {' | '.join(cells)} |")
+
+
+def stored_sources(config: Any) -> list[str]:
+    """Return what a run was trained on, from its configuration as it is stored."""
+    match config:
+        case {"data": {"sources": [*sources]}}:
+            return list(map(str, sources))
+    return []
 
 
 def show(text: str) -> None:
@@ -347,8 +360,6 @@ def writing_to(out: Path) -> Iterator[None]:
 
 def find_model(name: Path | str | None) -> Path:
     """Return the folder of a model: ``name`` itself, a bundled model, or one on the Hub; None: the default."""
-    from sedd.training import checkpoint
-
     if name is None:
         folder = models.default_model()
         announce(f"no model was named; using {models.DEFAULT}")
@@ -375,8 +386,6 @@ def split_model(
     not, it is one of the others, and the model is the default. ``fits`` says whether a text can be one of the others;
     if not, it was meant as a model.
     """
-    from sedd.training import checkpoint
-
     if first is None:
         return find_model(None), list(others)
     is_model = checkpoint.holds_model(first) or models.built_in_model(first) is not None

@@ -16,6 +16,7 @@ from sedd.cli.evaluate import check_data, check_options, likelihood_options
 from sedd.cli.root import count_of
 from sedd.schema import is_of_type
 from sedd.terminal import visible, warn
+from sedd.training import checkpoint
 from sedd.training.progress import progress_on_stderr
 
 Run = dict[str, Any]
@@ -57,10 +58,9 @@ def _find(folder: Path) -> Iterator[Path]:
         folders[:] = sorted(below for below in folders if not below.startswith("."))
 
 
-def _describe(path: Path, root: Path) -> Run:
+def _describe(path: Path, folder: Path) -> Run:
     """Read what a run has stored; a run that is damaged or has no checkpoint yet has gaps."""
     from sedd.runtime.run_log import read_log
-    from sedd.training.checkpoint import read_header
 
     def read(function: Any, *arguments: Any) -> Any:
         try:
@@ -71,17 +71,12 @@ def _describe(path: Path, root: Path) -> Run:
     newest = max((path / "checkpoints").glob("step-*"), default=path)
     config, state = (read(files.read_json, file) for file in (path / "config.json", newest / "state.json"))
     steps = [record["step"] for record in (read(read_log, path) or [])[-1:]]
-    header = read(read_header, newest)
-    match config:
-        case {"data": {"sources": [*sources]}}:
-            data = ", ".join(Path(str(source)).name for source in sources)
-        case _:
-            data = ""
+    header = read(checkpoint.read_header, newest)
     changed = max(file.stat().st_mtime for file in (path / "config.json", path / "log.jsonl") if file.exists())
     return {
-        "run": str(path.relative_to(root)) if path != root else path.resolve().name,
+        "run": str(path.relative_to(folder)) if path != folder else path.resolve().name,
         "folder": str(path),
-        "data": data,
+        "data": ", ".join(Path(source).name for source in root.stored_sources(config)),
         "objective": config.get("objective") if isinstance(config, dict) else None,
         "parameters": header and header.parameters,
         "step": max([_number(state, "step") or 0, *steps]),
@@ -123,7 +118,6 @@ def compare(
     """
     from sedd import evaluation
     from sedd.evaluation import compare as comparison
-    from sedd.training import checkpoint
 
     chosen = evaluation.get_protocol(protocol or ("strict" if data else "held-out"))
     path, curves = comparison.check_plot_path(plot), [comparison.read_curve(run) for run in runs]

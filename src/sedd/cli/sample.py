@@ -18,6 +18,7 @@ from sedd.cli.root import count_of
 from sedd.sampling_settings import SETTINGS, SamplingSettings, check_length, parse_options, parse_steps
 from sedd.schema import MAX_SAMPLES
 from sedd.terminal import visible
+from sedd.training import checkpoint
 from sedd.training.config import RunConfig, check_label
 from sedd.training.progress import progress_on_stderr
 
@@ -92,8 +93,6 @@ def _prepare(
     Args:
         device: cpu, cuda, cuda:N or mps; by default the GPU of CUDA if there is one.
     """
-    from sedd.training import checkpoint
-
     if out is not None:
         root.check_out(out)
     sampling = sampling_settings(settings)

@@ -1,7 +1,6 @@
 """``sedd train`` and ``sedd plan``: train a model, or estimate what it would cost."""
 
 import inspect
-import json
 import sys
 from functools import partial
 from pathlib import Path
@@ -12,9 +11,10 @@ import typer
 from sedd.cli import root
 from sedd.runtime.launch import find_launch
 from sedd.terminal import warn
+from sedd.training import checkpoint
 from sedd.training.config import NOT_FOR_TRAINING, OBJECTIVES, PROCESSES, RunConfig
 from sedd.training.networks import NETWORKS
-from sedd.training.progress import import_tracker, progress_on_stderr, track_run
+from sedd.training.progress import format_duration, import_tracker, progress_bar, progress_on_stderr, track_run
 from sedd.training.recipes import RECIPES
 
 OBJECTIVE_MEANINGS = {
@@ -102,7 +102,6 @@ def train_model(
         on_nonfinite: What to do at a non-finite loss: stop (default) or skip the step.
         track: Send the log to a tracker too: wandb (Weights & Biases) or trackio; each is an extra.
     """
-    from sedd.training import checkpoint
     from sedd.training.overrides import decide_resume
 
     resume = decide_resume(out, resume)
@@ -112,7 +111,6 @@ def train_model(
     run_config = _configure(context.params, out if resume else None)  # without torch: an error comes at once
     from sedd.training import loop
     from sedd.training.datasets import prepare_data
-    from sedd.training.progress import format_duration, progress_bar
     from sedd.training.trainer import NonFiniteError
 
     with progress_bar() as (on_event, preparing):
@@ -130,7 +128,7 @@ def train_model(
         bound, state = end.validation, end.state
         times = {name: round(getattr(state, name), 3) for name in ("seconds", "eval_seconds", "save_seconds")}
         if as_json:
-            print(json.dumps({"run": str(out), "step": state.step, "tokens": state.tokens, **times, **bound}))
+            root.print_records([{"run": str(out), "step": state.step, "tokens": state.tokens, **times, **bound}])
         else:
             bits = bound.get("bound_bits_per_char")  # none where the tokens are not text
             root.show(

@@ -128,7 +128,7 @@ def _with_value(point: SweepPoint, name: str, text: str) -> SweepPoint:
         if name == "length":
             return point._replace(length=int(text))
         if name in SETTINGS:
-            changed: dict[str, Any] = {name: sampling_settings.parse_setting(name, text)}
+            changed: dict[str, Any] = {name: SETTINGS[name].metadata["parse"](text)}
         else:
             changed = {"options": {**settings.options, name: sampling_settings.parse_value(text)}}
         return point._replace(settings=replace(settings, **changed))
