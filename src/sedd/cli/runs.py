@@ -96,7 +96,7 @@ def _cell(value: Any) -> str:
 
 
 @root.command()
-@root.takes(option for option in likelihood_options if option.name in ("draws", "batch", "device", "network", "seed"))
+@root.takes(option for option in likelihood_options if option.name in ("draws", "batch", "device", "seed"))
 def compare(
     runs: list[Path],
     *,
@@ -104,6 +104,7 @@ def compare(
     protocol: str | None = None,
     plot: Path = Path("compare.png"),
     as_json: bool = False,
+    network: list[str] | None = None,
     **options: Any,
 ) -> None:
     """Compare runs: a table of validation bounds with standard errors, and a plot of the training curves.
@@ -122,14 +123,15 @@ def compare(
     chosen = evaluation.get_protocol(protocol or ("strict" if data else "held-out"))
     path, curves = comparison.check_plot_path(plot), [comparison.read_curve(run) for run in runs]
     root.check_out(path)
-    where, draws, seed = check_data(data, chosen), options["draws"], options["seed"]
+    where, device = check_data(data, chosen), options.pop("device")
     # diffusion models have draws, and one of them is enough
-    how = max((check_options(run, chosen, draws=draws)[1][-1] for run in runs), key=lambda how: "draw" in how)
-    root.announce(f"{', '.join(map(str, runs))}: {where}, protocol {chosen.name}, {how}, seed {seed}")
+    ways = [check_options(run, chosen, draws=options["draws"])[1][-1] for run in runs]
+    how = max(ways, key=lambda way: "draw" in way)
+    root.announce(f"{', '.join(map(str, runs))}: {where}, protocol {chosen.name}, {how}, seed {options['seed']}")
     from sedd.loading import LoadedModel, load_model
     from sedd.runtime import distributed
 
-    with distributed.process_group(options["device"]) as ranks:
+    with distributed.process_group(device) as ranks:
 
         @checkpoint.retry_if_pruned
         def load(run: Path | str) -> tuple[LoadedModel, Run]:
@@ -142,8 +144,7 @@ def compare(
         comparison.require_same_data([str(run) for run in runs], texts)
         for run, model, state, corpus in zip(runs, models, states, texts, strict=True):
             with progress_on_stderr(str(run), shown=ranks.is_main) as on_progress:
-                how_many: Run = {"draws": draws, "batch": options["batch"], "seed": seed, "on_progress": on_progress}
-                record = evaluation.evaluate(model, corpus, chosen, ranks, **how_many)
+                record = evaluation.evaluate(model, corpus, chosen, ranks, on_progress=on_progress, **options)
             rows.append(comparison.run_record(run, model, state, record))
     if ranks.is_main:
         configs = [model.config for model in models]
