@@ -56,14 +56,9 @@ class Request(Body):
     """What requests to the model share."""
 
     model: str | None = Field(None, description="The id of the model, as `/v1/models` lists it; may be left out.")
-    timeout: float | None = Field(
-        None, gt=0, le=86_400, description="Seconds within which the reply must be complete; by default the server's."
-    )
+    timeout: float | None = Field(None, gt=0, le=86_400, description="Seconds for the reply; by default the server's.")
     seed: int | None = Field(
-        None,
-        ge=0,
-        lt=2**63,
-        description="The same seed gives the same reply, up to rounding; without one, a new one is drawn.",
+        None, ge=0, lt=2**63, description="The same seed gives the same reply, up to rounding; by default it is random."
     )
     label: str | None = Field(None, description="Condition on this label, for a model trained with labels.")
 
@@ -78,19 +73,13 @@ class Sampling(Request):
     sampler: str | None = Field(None, description="The sampler; by default the model's.")
     options: dict[str, OptionValue] = Field({}, description="Options of the sampler.")
     grid: str = Field("uniform", max_length=2**16, description="Time grid: uniform, cosine, or times from 1 down to 0.")
-    temperature: float = Field(
-        1.0, ge=0, le=100, description="Temperature of the distribution of the clean token; 0 takes the likeliest."
-    )
+    temperature: float = Field(1.0, ge=0, le=100, description="Of the clean token's distribution; 0: the likeliest.")
     top_p: float = Field(1.0, gt=0, le=1, description="Nucleus sampling.")
     top_k: int | None = Field(None, ge=1, le=2**31, description="Draw from the k most probable tokens only.")
     guidance: float = Field(1.0, ge=0, le=1000, description="Classifier-free guidance weight.")
     stream: bool = Field(False, description="Send text as server-sent events as soon as it is final.")
-    diffusing: bool = Field(
-        False, description="Send every edit as server-sent events: start, step, end; or error. No need for stream."
-    )
-    details: bool = Field(
-        False, description="With diffusing: entropy and the most probable tokens of every edit, which take time."
-    )
+    diffusing: bool = Field(False, description="Send every edit as server-sent events: start, step, end; or error.")
+    details: bool = Field(False, description="With diffusing: entropy and likely tokens of every edit; slower.")
 
 
 class StreamOptions(Body):
@@ -108,8 +97,7 @@ class CompletionRequest(Sampling):
         16,
         ge=1,
         le=2**20,
-        description="The most tokens of the text. Without a suffix a model of padded records may end it earlier; other "
-        "texts have so many.",
+        description="Tokens of the text; without a suffix, a model of padded records may draw fewer.",
     )
     stop: Annotated[str | list[str] | None, AfterValidator(_check_stops)] = Field(
         None, description="Up to four strings that end the text: what is before the first of them is returned."
@@ -119,8 +107,8 @@ class CompletionRequest(Sampling):
         None,
         ge=0,
         le=5,
-        description="Return the log-probability that each token had when it was drawn, and of so many others. They do "
-        "not add up to that of the text unless one token was drawn per step. Absorbing noise only.",
+        description="Return the log-probability of each token when it was drawn, and of so many others. They add up to "
+        "log p of the text only if one token was drawn per step. Absorbing noise only.",
     )
     stream_options: StreamOptions | None = Field(None, description="Options of a stream, as OpenAI's.")
     best_of: int | None = Field(None, ge=1, le=1024, description="OpenAI's: only `n` or 1, as texts are not ranked.")
@@ -143,9 +131,7 @@ class ScoreRequest(Request):
 
     text: Texts = Field(description="A text, or several of them.")
     given: Text = Field("", description="Text before each of them, on which the probability is conditioned.")
-    draws: int | None = Field(
-        None, ge=2, le=2**20, description="Monte Carlo draws per text, an even number, by default 128."
-    )
+    draws: int | None = Field(None, ge=2, le=2**20, description="Monte Carlo draws per text, even; by default 128.")
     estimator: str | None = Field(None, description="As for `sedd score`; by default the variational bound.")
 
 
