@@ -53,10 +53,8 @@ def fetch(name: str | Path, revision: str | None = None) -> Path:
     if (folder / checkpoint.CHECKPOINTS).is_dir() or (folder / "ema.safetensors").is_file() or not weights:
         return folder  # a run or a model folder; `load_model` raises the error if it is neither
     if ".safetensors" not in weights[0]:
-        raise ValueError(
-            f"{name} holds no safetensors of a model; convert a published checkpoint to a model folder with: "
-            f"sedd import {name} --out MODEL"
-        )
+        advice = f"convert a published checkpoint with: sedd import {name} --out MODEL"
+        raise ValueError(f"{name} holds no safetensors of a model; {advice}")
     return _convert_cached(folder, str(name))
 
 

@@ -74,9 +74,7 @@ def save_model_folder(imported: ImportedCheckpoint, tokenizer: Tokenizer | None,
     """Write a model folder that every command reads; without a tokenizer its tokens are integers."""
     tokenizer = Integers(size=imported.vocab_size) if tokenizer is None else tokenizer
     if (size := tokenizer.vocab_size) != (own := imported.vocab_size):
-        raise ValueError(
-            f"the tokenizer has {size} tokens and the model {own}; give the one it was trained with, or none"
-        )
+        raise ValueError(f"the tokenizer has {size} tokens and the model {own}; give the model's tokenizer, or none")
     imported.config.data.tokenizer = tokenizer.kind
     records = {
         "config": {**imported.config.as_dict(), "vocab_size": imported.vocab_size},
@@ -122,10 +120,8 @@ def _measure(path: Path, state: Mapping[str, Any]) -> WeightSizes:
     cond_dim = _shape(path, state, "sigma_map.mlp.0.bias", 1)[0] if has_sigma else None
     depth = len({found[1] for name in state if (found := re.match(r"blocks\.(\d+)\.", name))})
     if half < 1 or width % (2 * half) or num_states < 3:
-        raise ValueError(
-            f"{path}: {ROTARY} has {half} entries, which is not half the width of a head in a network of width "
-            f"{width} with {num_states} states"
-        )
+        network = f"in a network of width {width} with {num_states} states"
+        raise ValueError(f"{path}: {ROTARY} has {half} entries, which is not half the width of a head {network}")
     return WeightSizes(num_states, width, depth, width // (2 * half), cond_dim)
 
 

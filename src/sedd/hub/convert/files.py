@@ -109,13 +109,11 @@ def _read_shards(index: Path) -> dict[str, Any]:
             raise ValueError(f"{index} names {shown}; it may name {suffix} files beside it and nothing else")
         expected[name].add(key)
     for name, keys in expected.items():
-        if not (index.parent / name).is_file():
+        if not (path := index.parent / name).is_file():
             raise ValueError(f"{index} names {name}, which is not there; download it too")
-        shard = _read_weights(index.parent / name)
+        shard = _read_weights(path)
         if not isinstance(shard, Mapping) or set(shard) != keys:
-            raise ValueError(
-                f"{index.parent / name} does not hold the weights that {index.name} lists; download both again"
-            )
+            raise ValueError(f"{path} does not hold the weights that {index.name} lists; download both again")
         joined |= shard
     return joined
 
@@ -125,9 +123,8 @@ def _read_weights(path: Path) -> Any:
         return checkpoint.load_tensors(path.parent, path.stem)
     if path.suffix in PICKLE_SUFFIXES:
         return _unpickle(path)
-    raise ValueError(
-        f"{path} ends in {path.suffix or 'nothing'!r}; weights end in .safetensors, {', '.join(PICKLE_SUFFIXES)}"
-    )
+    endings = ", ".join((".safetensors", *PICKLE_SUFFIXES))
+    raise ValueError(f"{path} ends in {path.suffix or 'nothing'!r}; weights end in {endings}")
 
 
 class _NumpyNumber:

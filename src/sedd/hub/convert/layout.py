@@ -73,10 +73,8 @@ class CheckpointLayout:
         else:
             objective, conditioning = "score-entropy", None
             if (scaled := _value(config, "model.scale_by_sigma", bool, absorbing)) != absorbing:
-                raise ValueError(
-                    f"model.scale_by_sigma is {scaled} and graph.type {process}: a published score is scaled by σ "
-                    "under absorbing noise, and there alone"
-                )
+                rule = "a published score is scaled by σ under absorbing noise alone"
+                raise ValueError(f"model.scale_by_sigma is {scaled} and graph.type {process}: {rule}")
         options = {"parameterization": self.parameterization, "time_conditioning": conditioning}
         run = RunConfig(
             data=DataConfig(tokenizer="gpt2"),
@@ -87,9 +85,7 @@ class CheckpointLayout:
         vocab_size = sizes.num_states - absorbing  # the mask has the last row of the embedding
         tokens = _value(config, "tokens", int, _value(config, "vocab_size", int, sizes.num_states) - absorbing)
         if tokens != vocab_size:
-            raise ValueError(
-                f"in the configuration there are {tokens} tokens; the embedding has {sizes.num_states} rows"
-            )
+            raise ValueError(f"the configuration has {tokens} tokens and the embedding {sizes.num_states} rows")
         return run.resolved(), vocab_size
 
     def write_config(self, run: RunConfig, vocab_size: int) -> dict[str, Any]:
@@ -144,10 +140,8 @@ def detect_layout(state: Mapping[str, Any]) -> CheckpointLayout:
         return SEDD
     if any(name.startswith("blocks.") for name in names):
         return RADD
-    raise ValueError(
-        f"the weights are called {', '.join(names[:4])} …, as in no layout of {', '.join(LAYOUTS)}; only these can be "
-        "imported"
-    )
+    shown = ", ".join(names[:4])
+    raise ValueError(f"the weights are called {shown} …, as in no layout of {', '.join(LAYOUTS)}; import one of these")
 
 
 def choose_layout(run: RunConfig, name: str | None) -> CheckpointLayout:
@@ -158,14 +152,13 @@ def choose_layout(run: RunConfig, name: str | None) -> CheckpointLayout:
     fitting = [layout for layout in LAYOUTS.values() if is_reference and layout.fits(run)]
     chosen = [layout for layout in fitting if name in (None, layout.name)]
     if not chosen:
-        model, noise = run.model, run.noise
         advice = f"its format is {fitting[0].name}" if fitting else "no published format has such models"
-        network = "network of your own" if run.network else f"{model.architecture} network"
-        raise ValueError(
-            f"a {network} with parameterization {model.parameterization}, {noise.process} noise, "
-            f"schedule {noise.schedule} and time conditioning {run.time_conditioning} cannot be written as a "
-            f"{name or 'published'} model; {advice}"
+        network = "network of your own" if run.network else f"{run.model.architecture} network"
+        noise = (
+            f"{run.noise.process} noise, schedule {run.noise.schedule} and time conditioning {run.time_conditioning}"
         )
+        described = f"a {network} with parameterization {run.model.parameterization}, {noise}"
+        raise ValueError(f"{described} cannot be written as a {name or 'published'} model; {advice}")
     return chosen[0]
 
 
