@@ -225,9 +225,7 @@ class Masked(Objective, ABC):
 class DenoisingScoreEntropy(Integral):
     """∫ σ' E Σ_i Σ_{y≠x_i} Q(x_i, y)·[s_y − a_y log s_y + K(a_y)] dt: the bound, and the default.  [§4]
 
-    Reference: Lou et al. 2024, "Discrete Diffusion Modeling by Estimating the Ratios of the Data Distribution",
-    arXiv 2310.16834. The denoising form is that of Vincent 2011, "A Connection Between Score Matching and
-    Denoising Autoencoders", doi:10.1162/NECO_a_00142.
+    References: Lou et al. 2024, arXiv 2310.16834; the denoising form, Vincent 2011, doi:10.1162/NECO_a_00142.
     """
 
     is_bound: ClassVar[bool] = True
@@ -240,11 +238,7 @@ class DenoisingScoreEntropy(Integral):
 @final
 @dataclass(frozen=True)
 class DenoisingConcreteScore(Integral):
-    """Denoising concrete score matching: ½(s_y − a_y)² in place of score entropy. No bound.  [§6]
-
-    Reference: Meng et al. 2022, "Concrete Score Matching: Generalized Score Matching for Discrete Data",
-    arXiv 2211.00802.
-    """
+    """Denoising concrete score matching: ½(s_y − a_y)², no bound (Meng et al. 2022, arXiv 2211.00802).  [§6]"""
 
     def loss(self, model: Any, x_t: Tokens, x_0: Tokens, t: PerSequence) -> PerPosition:
         """σ'·½ Σ_{y≠x_i} Q(x_i, y)·(s_y − a_y)²; s may be negative if the model is a `SignedScoreModel`."""
@@ -276,7 +270,6 @@ class ImplicitScoreEntropy(Integral):
     """Score entropy without ratios, from the model's scores at all neighbours of x_t: for small spaces.  [§6]
 
     It differs from the explicit form by a constant that does not depend on the model, so it may be negative.
-
     References: Lou et al. 2024, arXiv 2310.16834; in continuous spaces Hyvärinen 2005, "Estimation of Non-Normalized
     Statistical Models by Score Matching".
     """
@@ -302,8 +295,7 @@ class ImplicitScoreEntropy(Integral):
 class RatioMatching(Integral):
     """Ratio matching: −log p_t(x_i | x_−i), the likelihood of each noisy token given the others. No bound.  [§6]
 
-    References: Hyvärinen 2007, "Some extensions of score matching", doi:10.1016/j.csda.2006.09.003; Sun et al. 2022,
-    "Score-based Continuous-time Discrete Diffusion Models", arXiv 2211.16750.
+    References: Hyvärinen 2007, doi:10.1016/j.csda.2006.09.003; Sun et al. 2022, arXiv 2211.16750.
     """
 
     needs: ClassVar[str | None] = "log_conditional"
@@ -333,9 +325,7 @@ class D3PM(Objective):
     """The variational bound of a chain of ``steps`` discrete steps, for a denoiser: D3PM.  [§6]
 
     Step k of T goes from t = k/T to (k−1)/T, and p(x_s | x_t) = Σ_{x_0} q(x_s | x_t, x_0)·p(x_0 | x_t). As T grows
-    it falls to the score entropy of the same denoiser.
-
-    Reference: Austin et al. 2021, "Structured Denoising Diffusion Models in Discrete State-Spaces", arXiv 2107.03006.
+    it falls to the score entropy of the same denoiser. Reference: Austin et al. 2021, arXiv 2107.03006.
     """
 
     is_bound: ClassVar[bool] = True
@@ -378,10 +368,7 @@ class D3PM(Objective):
 class TimeDCE(Integral):
     """t-DCE: ∫ σ'/(e^σ − 1) · E Σ_{masked} −log p_{x_0} dt; score entropy for a denoiser, without the score.  [§6]
 
-    References: Ou et al. 2024, "Your Absorbing Discrete Diffusion Secretly Models the Conditional Distributions of
-    Clean Data", arXiv 2406.03736; the same loss in Sahoo et al. 2024, "Simple and Effective Masked Diffusion Language
-    Models", arXiv 2406.07524, and Shi et al. 2024, "Simplified and Generalized Masked Diffusion for Discrete Data",
-    arXiv 2406.04329.
+    References of 2024: Ou et al., arXiv 2406.03736; Sahoo et al., arXiv 2406.07524; Shi et al., arXiv 2406.04329.
     """
 
     is_bound: ClassVar[bool] = True
@@ -416,8 +403,8 @@ class LambdaDCE(Masked):
 class AnyOrder(Masked):
     """Any-order: k ~ U{1..L}, exactly k random positions masked, L/k · Σ_{masked} −log p_{x_0}.  [§6]
 
-    References: Uria et al. 2013, "A Deep and Tractable Density Estimator", arXiv 1310.1757; Hoogeboom et al. 2021,
-    "Autoregressive Diffusion Models", arXiv 2110.02037; as an objective of diffusion, Ou et al. 2024, arXiv 2406.03736.
+    References: Uria et al. 2013, arXiv 1310.1757; Hoogeboom et al. 2021, arXiv 2110.02037; as an objective of
+    diffusion, Ou et al. 2024, arXiv 2406.03736.
     """
 
     is_bound: ClassVar[bool] = True

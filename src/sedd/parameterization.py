@@ -204,8 +204,7 @@ class SignedScoreModel(DiffusionModel):
 
     Under uniform noise z is s − 1, the concrete score as it was proposed. Squared error can train it, where `score` may
     be negative; a log-score, hence a bound and a sampler, is that of the score raised to at least `FLOOR`·e^shift.
-
-    Reference: Meng et al. 2022, "Concrete Score Matching", arXiv 2211.00802.
+    Reference: Meng et al. 2022, arXiv 2211.00802.
     """
 
     FLOOR: ClassVar[float] = 1e-4

@@ -358,9 +358,9 @@ def _log(p: float) -> float:
 @final
 @dataclass(frozen=True)
 class Absorbing(Process):
-    """Noise that replaces a token by the mask, state N, for good: only masks count in losses and reverse steps.
+    """Noise that replaces a token by the mask, state N, for good (Austin et al. 2021, arXiv 2107.03006).
 
-    Reference: Austin et al. 2021, "Structured Denoising Diffusion Models in Discrete State-Spaces", arXiv 2107.03006.
+    Only masks count in losses and reverse steps.
     """
 
     mask_share: float = field(default=1.0, init=False, repr=False)
@@ -370,11 +370,7 @@ class Absorbing(Process):
 @final
 @dataclass(frozen=True)
 class Uniform(Process):
-    """Noise that replaces a token by a uniformly random one, itself included: π is 1/N.
-
-    Reference: Hoogeboom et al. 2021, "Argmax Flows and Multinomial Diffusion: Learning Categorical Distributions",
-    arXiv 2102.05379.
-    """
+    """Noise that replaces a token by a uniformly random one or itself (Hoogeboom et al. 2021, arXiv 2102.05379)."""
 
     mask_share: float = field(default=0.0, init=False, repr=False)
     frequencies: Sequence[int | float] | None = field(default=None, init=False, repr=False)
@@ -385,8 +381,8 @@ class Uniform(Process):
 class Hybrid(Process):
     """Noise that replaces a token by the mask with probability ``mask_share``, else by a uniformly random token.
 
-    A mask may become a token and a token a mask, so that samplers may correct tokens. Reference: as a mixture that
-    changes with time, von Rütte et al. 2025, "Generalized Interpolating Discrete Diffusion", arXiv 2503.04482.
+    A mask may become a token and a token a mask, so that samplers may correct tokens. A mixture that changes with time:
+    von Rütte et al. 2025, arXiv 2503.04482.
     """
 
     mask_share: float = field(default=0.9, kw_only=False)

@@ -68,11 +68,7 @@ def _check_eps(eps: float) -> None:
 @final
 @dataclass(frozen=True)
 class LogLinear(Schedule):
-    """Log-linear noise: a token is unchanged at time t with probability e^−σ = 1 − (1 − ε)t.  [§2]
-
-    Reference: Lou et al. 2024, "Discrete Diffusion Modeling by Estimating the Ratios of the Data Distribution",
-    arXiv 2310.16834.
-    """
+    """Log-linear noise: e^−σ = 1 − (1 − ε)t, the probability of no change (Lou et al. 2024, arXiv 2310.16834).  [§2]"""
 
     eps: float = 1e-3
     """Probability ε that a token is unchanged at t = 1."""
@@ -96,10 +92,7 @@ class LogLinear(Schedule):
 @final
 @dataclass(frozen=True)
 class Geometric(Schedule):
-    """Geometric noise: σ = lo^(1−t) · hi^t, which is ``lo`` and not 0 at t = 0.  [§2]
-
-    Reference: Lou et al. 2024, arXiv 2310.16834.
-    """
+    """Geometric noise: σ = lo^(1−t) · hi^t, not 0 at t = 0 (Lou et al. 2024, arXiv 2310.16834).  [§2]"""
 
     lo: float = 1e-4
     """Total noise at t = 0."""
@@ -223,9 +216,8 @@ class ImportanceTimes:
     """Importance-sampled times: a density that is constant on equal parts of [t_min, 1].
 
     The weights keep the mean of a loss unchanged. Its variance is least when the masses of the parts are proportional
-    to the root mean square of the loss in each, which `fit` measures. Masses must be above 0; they are normalised.
-
-    Reference: Nichol and Dhariwal 2021, "Improved Denoising Diffusion Probabilistic Models", arXiv 2102.09672.
+    to the root mean square of the loss in each, which `fit` measures. Reference: Nichol and Dhariwal 2021,
+    arXiv 2102.09672.
     """
 
     def __init__(self, masses: Float[Tensor, " parts"]) -> None:

@@ -32,7 +32,7 @@ from sedd.likelihood.estimators import (
 from sedd.likelihood.orders import AllOrdersEstimator, ImportanceWeightedEstimator, Orders, check_mixture, check_orders
 from sedd.likelihood.precision_check import FIRST, PrecisionCheck, check_precision
 from sedd.likelihood.variance_reduction import StratifiedTimes
-from sedd.parameterization import DiscreteModel, MeanModel
+from sedd.parameterization import DiscreteModel, HasNoise, MeanModel
 from sedd.runtime.distributed import Ranks
 from sedd.schema import check_count
 from sedd.tokenizer import Ids
@@ -89,12 +89,9 @@ def build_estimator(
         check_orders(orders, name)
         check_mixture(denoises_masks, bool(model.depends_on_sigma), what)
         return AllOrdersEstimator(process) if orders == "all" else ImportanceWeightedEstimator(process, int(orders))
-    if default.is_exact:
-        estimators: dict[str, Estimator] = {"forward": default}
-    elif set(terms) == set(BoundTerms._fields):
-        estimators = {"bound": default}
-    else:
-        estimators = {"bound": DiffusionTermEstimator(process, model.schedule, t_min)}
+    has_all = default.is_exact or set(terms) == set(BoundTerms._fields)
+    first = default if has_all else DiffusionTermEstimator(process, model.schedule, t_min)
+    estimators: dict[str, Estimator] = {"forward" if default.is_exact else "bound": first}
     if denoises_masks:
         estimators |= {
             "any-order": AnyOrderEstimator(process),
@@ -107,9 +104,6 @@ def build_estimator(
     if name is not None and name not in estimators:
         raise ValueError(f"estimator, for {what}, is {name!r}; choose one of {', '.join(estimators)}")
     return estimators[name or next(iter(estimators))]
-
-
-# A value per row -------------------------------------------------------------------------------------------
 
 
 @torch.no_grad()
@@ -135,12 +129,11 @@ def bound(
         valid: False at padding, which does not count; by default as the model has it bound.
         batch: Draws per call of the network; it does not change the result. None: chosen for the device.
     """
-    for name in ("process", "schedule"):
-        if not hasattr(model, name):
-            raise TypeError(
-                f"model is {type(model).__name__}, which has no {name}; pass a model, as in "
-                "bound(ScoreModel(network, process, schedule), x_0)"
-            )
+    if not isinstance(model, HasNoise):
+        raise TypeError(
+            f"model is {type(model).__name__}, which has no process and schedule; pass a model, as in "
+            "bound(ScoreModel(network, process, schedule), x_0)"
+        )
     if x_0.ndim != 2 or x_0.numel() == 0 or x_0.dtype != torch.long:
         raise ValueError(
             f"x_0 is {x_0.dtype} of shape {tuple(x_0.shape)}; pass int64 tokens of shape (rows, length), as x_0[None] "
@@ -188,9 +181,6 @@ def _row_seeds(seed: int, x_0: Int[Tensor, "b L"], valid: Bool[Tensor, "b L"] | 
 def default_batch(device: torch.device, num_states: int, length: int) -> int:
     """Return the draws to evaluate at a time: 16 on a CPU; on a GPU 2^16 tokens, or 2^30 logits if that is less."""
     return 16 if device.type == "cpu" else max(1, min(2**16, 2**30 // num_states) // max(1, length))
-
-
-# A data set ------------------------------------------------------------------------------------------------
 
 
 def estimate_likelihood(

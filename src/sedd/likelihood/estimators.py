@@ -1,7 +1,7 @@
 """Estimators of −log p(x_0), or of an upper bound on it, as a mean over draws.  [§6, §8]
 
-The variational bound (ELBO) is −log p(x_0) ≤ diffusion + prior + reconstruction, each an expectation over noise; see
-Lou et al. 2024, "Discrete Diffusion Modeling by Estimating the Ratios of the Data Distribution", arXiv 2310.16834.
+The variational bound (ELBO) is −log p(x_0) ≤ diffusion + prior + reconstruction, each an expectation over noise (Lou et
+al. 2024, arXiv 2310.16834).
 
 A draw consists of inputs made from x_0 (a noisy or masked copy, a time, a position) and of the nats that the model
 assigns to them. The inputs are a function of the draw's own random numbers, so any process can make them.
@@ -66,14 +66,10 @@ class Draw(NamedTuple):
     """What the inputs of one draw per row are made from."""
 
     x_0: Int[Tensor, "b L"]
-    number: Int[Tensor, " b"]
-    """The number of each draw among those of its sequence."""
-    u: Float[Tensor, " b"]
-    """Uniform numbers in (0, 1), from which times are made."""
-    rng: CounterRNG
-    """The random numbers of each row, from which noise is made."""
-    valid: Bool[Tensor, "b L"] | None = None
-    """False at padding, which stays without noise and does not count; None: there is none."""
+    number: Int[Tensor, " b"]  # of each draw among those of its sequence
+    u: Float[Tensor, " b"]  # uniform numbers in (0, 1), from which times are made
+    rng: CounterRNG  # from which noise is made
+    valid: Bool[Tensor, "b L"] | None = None  # False at padding, which has no noise and does not count; None: none
 
 
 class Estimator(ABC):
@@ -193,11 +189,7 @@ class DiffusionTermEstimator(BoundEstimator):
 @final
 @dataclass(frozen=True)
 class AnyOrderEstimator(Estimator):
-    """The mean of −log p over all orders of the tokens: a bound, for a denoiser under absorbing noise.  [§6]
-
-    Reference: Ou et al. 2024, "Your Absorbing Discrete Diffusion Secretly Models the Conditional Distributions of Clean
-    Data", arXiv 2406.03736.
-    """
+    """The mean of −log p over all orders, a bound for a denoiser of masks (Ou et al. 2024, arXiv 2406.03736).  [§6]"""
 
     process: Process
 
