@@ -7,6 +7,7 @@ processes together train on those of a single one.
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -95,11 +96,10 @@ class TrainingDataLoader:
 
 def use_one_core(pool: ThreadPoolExecutor) -> None:
     """Let the thread of a pool use one core: threads that wait for its next operation would take the main thread's."""
-
-    def use_one() -> None:
-        torch.set_num_threads(1)
-        torch.get_num_threads()  # a thread takes the number at its first operation, and keeps it
-
     threads = torch.get_num_threads()
-    pool.submit(use_one).result()
+    for call in (
+        partial(torch.set_num_threads, 1),
+        torch.get_num_threads,
+    ):  # the second makes it keep that
+        pool.submit(call).result()
     torch.set_num_threads(threads)

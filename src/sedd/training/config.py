@@ -233,11 +233,6 @@ class ModelConfig(_Section):
             if (value := getattr(self, name)) and self.architecture == "reference":
                 raise ValueError(f"model.{name} is {value}; set model.architecture=modern too, or leave it out")
 
-    def check_heads(self) -> None:
-        """Reject a width that the heads cannot share equally."""
-        if self.width % self.heads:
-            raise ValueError(f"model.width {self.width} is not a multiple of model.heads {self.heads}")
-
 
 @dataclass
 class OptimConfig(_Section):

@@ -123,7 +123,8 @@ def merge_config(
     config = RunConfig.from_dict(given)
     if is_sized:
         on_sizing(sizing.describe_sizing(config, device))
-    config.model.check_heads()
+    if config.model.width % config.model.heads:
+        raise ValueError(f"model.width {config.model.width} is not a multiple of model.heads {config.model.heads}")
     config = config.resolved()
     if resume and stored and config.budget != stored.budget:
         _check_budget_left(config, resume)

@@ -51,12 +51,7 @@ def validation_bound(
     *terms, tokens = sums[:4].tolist()
     # the bound varies with t, but there is one time in every stratum: only the difference of neighbours is an error
     variance = neighbour_variance(sums[4 : 4 + count].numpy(), columns[3][:count].numpy())
-    return LikelihoodEstimate(
-        nats=sum(terms) / tokens,
-        stderr=math.sqrt(variance) / tokens,
-        terms=tuple(term / tokens for term in terms),
-        network_calls=count,
-    )
+    return LikelihoodEstimate(nats=sum(terms) / tokens, stderr=math.sqrt(variance) / tokens)
 
 
 def sequence_ids(blocks: data.TokenBlocks, count: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
@@ -69,8 +64,7 @@ def _validation_columns(
 ) -> list[Tensor]:
     """Return x_0, x_t, x at t = 0, t, weight, valid and label of ``count`` sequences.
 
-    Sequences without a valid position are appended up to a multiple of ``multiple``: under FSDP all processes must call
-    the network equally often, and with equal batches.
+    Sequences of padding fill up ``multiple``: under FSDP all processes must call the network equally often.
     """
     ids = sequence_ids(blocks, count)
     x_0, valid = (torch.from_numpy(a) for a in blocks.read(ids))
