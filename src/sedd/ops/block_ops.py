@@ -107,8 +107,7 @@ class BlockOps:
     ) -> tuple[Hidden, Hidden, Fp8Tensor | None]:
         """Add a branch to the residual stream, normalize the sum and modulate it: n·(1 + scale) + shift (adaLN).
 
-        Without ``packed``, the stream is of whole sequences, (b, L, h), else of the packed tokens, (n, h). Return the
-        stream, and the output in ``dtype``; with ``use_fp8`` also quantized.
+        Return the stream, of whole sequences or packed tokens, and the output in ``dtype``; ``use_fp8`` quantizes it too.
         """
 
         def per_token(per_sequence: Tensor) -> Tensor:

@@ -103,9 +103,6 @@ def linear_loss_backend(device: str, dtype: torch.dtype) -> LinearLossBackend:
     return TORCH
 
 
-# Losses of a head: weighted, one per row of logits, of which the first ``states`` entries count ---------------
-
-
 class ScoreEntropyLoss(NamedTuple):
     """weight·Σ_{y≠x_t} [s_y − a_y log s_y + K(a_y)], log s_y = z_y + scale, with one a at x_0 and one elsewhere.  [§4]
 

@@ -149,9 +149,6 @@ def _copy(buffers: OptionalTensors, given: OptionalTensors) -> None:
                 buffer.copy_(a)
 
 
-# Inference -------------------------------------------------------------------------------------------------
-
-
 def batch_bucket(rows: int) -> int:
     """Return the least of 1, 2, 3, 4, 6, 8, 12, 16 … that is at least ``rows``: padded batches share a few graphs."""
     size = 1

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Launch(NamedTuple):
-    """This process among all."""
+    """The rank of this process among ``world_size``."""
 
     rank: int
     world_size: int
