@@ -107,7 +107,7 @@ class BlockOps:
     ) -> tuple[Hidden, Hidden, Fp8Tensor | None]:
         """Add a branch to the residual stream, normalize the sum and modulate it: n·(1 + scale) + shift (adaLN).
 
-        Return the stream, of whole sequences or packed tokens, and the output in ``dtype``; ``use_fp8`` quantizes it too.
+        Return the stream, of all positions or of the packed ones, and the output in ``dtype``, and in float8 on demand.
         """
 
         def per_token(per_sequence: Tensor) -> Tensor:
