@@ -24,6 +24,9 @@ from sedd.draws import uniforms
 from sedd.schedule import corruption_probability
 from sedd.tensors import PerPosition, PerSequence, PerState, PerToken, Tokens, upcast
 
+States = Int[Tensor, "*#s"]
+Values = Float[Tensor, "*#s"]
+
 
 def at_token(x: PerState, y: Tokens) -> PerPosition:
     """Return the entry at y of every position."""
@@ -145,9 +148,7 @@ class Process:
         """log r_x, by the logistic function: one minus a share would round to 0."""
         return logsigmoid(log_odds(sigma) + self._log_pi(x, sigma.dtype))
 
-    def rate(
-        self, y: Int[Tensor, "*#s"], x: Int[Tensor, "*#s"], dtype: torch.dtype = torch.float64
-    ) -> Float[Tensor, "*#s"]:
+    def rate(self, y: States, x: States, dtype: torch.dtype = torch.float64) -> Values:
         """Q(y, x) = π_y − [y = x]: the rate from x to y; for y = x, minus the rate of leaving x.  [§2]"""
         return self._pi(y).to(dtype) - (y == x).to(dtype)
 
@@ -155,9 +156,7 @@ class Process:
         """Q(x, y) = π_x, the rates from every y ≠ x into x; the entry at y = x has no meaning."""
         return self._pi(x).expand(x.shape)[..., None]
 
-    def transition(
-        self, y: Int[Tensor, "*#s"], x: Int[Tensor, "*#s"], sigma: Float[Tensor, "*#s"]
-    ) -> Float[Tensor, "*#s"]:
+    def transition(self, y: States, x: States, sigma: Values) -> Values:
         """P_σ(y, x) = α[y = x] + mπ_y: the probability of y at noise σ, given x without noise.  [§2]"""
         p = torch.where(y == x, torch.exp(-sigma), 0) + self._times_pi(corruption_probability(sigma), y)
         return torch.where(x == self.mask, (y == self.mask).to(p.dtype), p) if self.only_masks else p
@@ -200,7 +199,7 @@ class Process:
             token = torch.searchsorted(ends, share.double(), right=True)
         return torch.where(u < self.mask_share, self.mask, token.clamp(0, self.vocab_size - 1))
 
-    def log_prior(self, x: Int[Tensor, "*#s"], sigma: Float[Tensor, "*#s"]) -> Float[Tensor, "*#s"]:
+    def log_prior(self, x: States, sigma: Values) -> Values:
         """log(αw_x + mπ_x), the prior of the bound at total noise σ.  [§8]"""
         log_weight, log_m = self._log_weight(x, sigma.dtype), torch.log(corruption_probability(sigma))
         if not self.has_mask:

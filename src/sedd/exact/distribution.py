@@ -10,8 +10,12 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from sedd import draws, tensors
+from sedd.parameterization import PerRow
 from sedd.process import Process
 from sedd.schedule import LogLinear, Schedule
+from sedd.tensors import PerSequence, PerState, PerToken, Tokens
+
+Scalar = Float[Tensor, ""]
 
 
 def all_sequences(num_states: int, length: int) -> Int[Tensor, "count length"]:
@@ -156,7 +160,7 @@ class Score(nn.Module):
     def _after_context(self, values: Tensor) -> Tensor:
         return values if self.context is None else values[..., len(self.context) :, :]
 
-    def forward(self, x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b L n"]:
+    def forward(self, x_t: Tokens, sigma: PerSequence) -> PerState:
         """log p_σ(x_t with position i set to y) − log p_σ(x_t)."""
         x_t = self._with_context(x_t)
         tensors.check_states(x_t, self.process.num_states)
@@ -165,20 +169,14 @@ class Score(nn.Module):
         log_p, row, n = self.distribution.at(self.process, levels).log(), row[..., None, None], self.process.num_states
         return self._after_context(log_p[row, neighbours(x_t, n)] - log_p[row, index_of(x_t, n)[..., None, None]])
 
-    def hidden(
-        self, x_t: Int[Tensor, "b L"], sigma: Float[Tensor, " b"], valid: Bool[Tensor, "b L"] | None = None
-    ) -> Float[Tensor, "b L n"]:
+    def hidden(self, x_t: Tokens, sigma: PerSequence, valid: Bool[Tensor, "*b L"] | None = None) -> PerState:
         """Return the log-score: there is no head."""
         return self.forward(x_t, sigma)
 
-    def log_score_at(
-        self, hidden: Float[Tensor, "k n"], x_t: Int[Tensor, " k"], sigma: Float[Tensor, " k"]
-    ) -> Float[Tensor, "k n"]:
+    def log_score_at(self, hidden: PerState, x_t: Int[Tensor, " k"], sigma: PerRow) -> PerState:
         return hidden
 
-    def log_mean_at(
-        self, hidden: Float[Tensor, "k n"], x_t: Int[Tensor, " k"], sigma: Float[Tensor, " k"]
-    ) -> Float[Tensor, "k N"]:
+    def log_mean_at(self, hidden: PerState, x_t: Int[Tensor, " k"], sigma: PerRow) -> PerToken:
         """p(x_0 = y) ∝ [exp(−σQ) s]_y · P_σ(x_t, y)."""
         levels, row = torch.unique(sigma.double(), return_inverse=True)
         back, forth = (transition_matrix(self.process, sign * levels) for sign in (-1, 1))
@@ -186,7 +184,7 @@ class Score(nn.Module):
         p = p[:, : self.distribution.vocab_size].clamp_min(0)  # rounding may leave −1e-17
         return torch.log(p / p.sum(-1, keepdim=True))
 
-    def log_mean(self, x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b L N"]:
+    def log_mean(self, x_t: Tokens, sigma: PerSequence) -> PerToken:
         """log p(x_0 at i | x_t), by Bayes' rule over every x_0."""
         p_data, levels, x_t = self.distribution, sigma.double(), self._with_context(x_t)
         P = transition_matrix(self.process, levels)[..., : p_data.vocab_size]
@@ -197,11 +195,11 @@ class Score(nn.Module):
         p = torch.einsum("...a,aiv->...iv", joint, is_token) / joint.sum(-1)[..., None, None]
         return self._after_context(torch.log(p))
 
-    def log_conditional(self, x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b L n"]:
+    def log_conditional(self, x_t: Tokens, sigma: PerSequence) -> PerState:
         """log p_σ(x_i | x_−i)."""
         return self.forward(x_t, sigma).log_softmax(-1)
 
-    def log_next(self, x_0: Int[Tensor, "*b L"]) -> Float[Tensor, "*b L N"]:
+    def log_next(self, x_0: Tokens) -> PerToken:
         """log p(x_i | x_1 … x_{i−1})."""
         p_data, x_0, logs = self.distribution, self._with_context(x_0), []
         for i in range(p_data.length):
@@ -232,9 +230,7 @@ class Table(nn.Module):
         return self.weight[row, torch.arange(x.shape[-1])]
 
 
-def expect(
-    f: Callable[[Tensor, Tensor], Tensor], p_data: Distribution, process: Process, sigma: Float[Tensor, ""]
-) -> Float[Tensor, ""]:
+def expect(f: Callable[[Tensor, Tensor], Tensor], p_data: Distribution, process: Process, sigma: Scalar) -> Scalar:
     """Return E f(x_t, x_0) over x_0 from ``p_data`` and x_t at noise σ; f maps two (pairs, L) to (pairs,)."""
     x_t, x_0, weight = pairs(p_data, process, sigma)
     return (weight * f(x_t, x_0)).sum()

@@ -12,12 +12,12 @@ from typing import Any, ClassVar, final
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
 from torch import Tensor
 
 from sedd.divergence import Divergence, score_entropy, square
 from sedd.exact.distribution import (
     Distribution,
+    Scalar,
     Score,
     all_sequences,
     expect,
@@ -30,8 +30,7 @@ from sedd.likelihood.estimators import BoundTerms
 from sedd.objectives import Integral, weighted
 from sedd.process import Process, at_token
 from sedd.schedule import Schedule
-
-Scalar = Float[Tensor, ""]
+from sedd.tensors import PerPosition, PerSequence, Tokens
 
 
 def _scores(model: Any, p_data: Distribution, process: Process, sigma: Scalar) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -255,9 +254,7 @@ class ExplicitObjective(Integral, ABC):
         """Raise ValueError for a distribution over another vocabulary."""
         Score(self.distribution, process)
 
-    def loss(
-        self, model: Any, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"]
-    ) -> Float[Tensor, "*b L"]:
+    def loss(self, model: Any, x_t: Tokens, x_0: Tokens, t: PerSequence) -> PerPosition:
         """σ'·Σ_{y≠x_i} Q(x_i, y)·D(s_y, a_y), a the true ratios."""
         sigma, rate = model.schedule(t)
         log_ratio = Score(self.distribution, model.process)(x_t, sigma)
