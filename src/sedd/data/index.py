@@ -79,9 +79,6 @@ class Index:
 
     def _check_values(self) -> None:
         """Reject values that contradict each other, or that `prepare` never writes."""
-        names = [shard.name for shard in self.shards]
-        if names != [shard_name(number) for number in range(len(names))]:
-            raise ValueError(f"its shards are {', '.join(names)[:80]!r}; they are called {shard_name(0)!r} and so on")
         sizes = [shard.tokens for shard in self.shards]
         is_packed = self.packing == "packed"
         if (
@@ -91,6 +88,7 @@ class Index:
             or min(self.tokens, self.records, self.characters, self.bytes, *sizes) < 0
             or not 1 <= self.vocab_size < 2**32
             or sum(sizes) != self.tokens
+            or [shard.name for shard in self.shards] != list(map(shard_name, range(len(sizes))))
             or (self.lengths is None) != is_packed
             or (self.length is None) != is_packed
             or (self.length or 1) < 1

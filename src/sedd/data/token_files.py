@@ -48,14 +48,9 @@ def is_token_file(path: Path) -> bool:
 
 def companions(path: Path) -> list[Path]:
     """Return the files that describe a file of tokens."""
-    match path.suffix.lower():
-        case ".bin":
-            names = [path.with_suffix(".idx")]
-        case ".ds":
-            names = [path.with_name(f"{path.name}.index"), path.with_name(f"{path.name}.metadata")]
-        case _:
-            names = [path.with_suffix(".csv.gz")]
-    return [name for name in names if name.is_file()] if is_token_file(path) else []
+    stem, kind = path.with_suffix(""), path.suffix.lower()
+    names = {".bin": [f"{stem}.idx"], ".ds": [f"{path}.index", f"{path}.metadata"]}.get(kind, [f"{stem}.csv.gz"])
+    return [file for file in map(Path, names) if file.is_file()] if is_token_file(path) else []
 
 
 def read_token_file(path: Path, stream: BufferedIOBase, packing: str, piece: int) -> Iterator[Rows]:
@@ -137,11 +132,7 @@ def _dolma(path: Path) -> tuple[np.dtype[Any], Ends]:
                 ends.append(int(row[1]))
     except (OSError, EOFError, OverflowError, ValueError, csv.Error, zlib.error) as error:
         raise ValueError(f"{table} cannot be read as dolma's list of documents: {error}; copy it again") from None
-    total = ends[-1]
-    fitting = [width for width in (2, 4) if size == width * total]
-    if not fitting:
-        raise ValueError(f"{path} has {size:,} bytes for {total:,} tokens in {table.name}; copy both again")
-    return np.dtype(f"<u{fitting[0]}"), np.array(ends[1:], np.int64)
+    return np.dtype("<u4" if size == 4 * ends[-1] else "<u2"), np.array(ends[1:], np.int64)
 
 
 def read_array(path: Path, stream: BufferedIOBase, packing: str, piece: int) -> Iterator[Rows]:
