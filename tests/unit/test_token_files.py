@@ -164,12 +164,12 @@ def replace(at: int, form: str, value: int) -> Callable[[bytes], bytes]:
         (datatrove, "corpus.ds.index", replace(0, "<Q", 7), "end before they begin"),
         (datatrove, "corpus.ds.metadata", lambda c: b"gpt2|3\n", "'3' bytes per token"),
         (datatrove, "corpus.ds.metadata", lambda c: b"\xff", "could not be read"),
-        (dolma, "corpus.npy", lambda c: c[:-1], "copy both again"),
+        (dolma, "corpus.npy", lambda c: c[:-1], "its index describes"),
         (dolma, "corpus.csv.gz", lambda c: c[:-9], "list of documents"),
         (dolma, "corpus.csv.gz", lambda c: b"start,end", "list of documents"),
         (dolma, "corpus.csv.gz", lambda c: gzip.compress(b"0,4\r\n5,6\r\n"), "line 2 does not begin with 4"),
         (dolma, "corpus.csv.gz", lambda c: gzip.compress(b"0," + b"9" * 30), "list of documents"),
-        (dolma, "corpus.csv.gz", lambda c: gzip.compress(b""), "copy both again"),
+        (dolma, "corpus.csv.gz", lambda c: gzip.compress(b""), "its index describes"),
     ],
 )
 def test_files_that_do_not_fit(
