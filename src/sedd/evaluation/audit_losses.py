@@ -320,20 +320,16 @@ class FunctionLoss:
             raise ValueError(f"{self.name} failed on {subject.name}: {reason}") from error
         if not isinstance(found, Tensor) or found.shape != x_0.shape[:1]:
             got = f"shape {tuple(found.shape)}" if isinstance(found, Tensor) else repr(found)
-            raise ValueError(
-                f"{self.name} returned {got} for x_0 of shape {tuple(x_0.shape)}; it must return nats per sequence, "
-                f"shape ({len(x_0)},): sum over positions"
-            )
-        if found.isnan().any() or found.isneginf().any():
-            value = "NaN" if found.isnan().any() else "−∞"
-            raise ValueError(f"{self.name} returned {value} for {subject.name}; a bound is a number for every model")
+            raise ValueError(f"{self.name} returned {got}; it must return nats per sequence, shape ({len(x_0)},)")
+        for value, where in (("NaN", found.isnan()), ("−∞", found.isneginf())):
+            if where.any():
+                raise ValueError(f"{self.name} returned {value} for {subject.name}; a bound is a number for all models")
         return found.double()
 
     def accepts(self, subject: Subject) -> bool:
         """Try one sequence, and return whether the model has the methods that the function calls.
 
-        Raises:
-            ValueError: The function draws random numbers, and not from ``generator``: its mean is not its value.
+        A function that draws random numbers, but not from ``generator``, is rejected: its mean is not its value.
         """
         process, x_0 = subject.model.process, torch.zeros(64, subject.length, dtype=torch.long)
         x_t = x_0 if process.vocab_size == process.num_states else x_0 + process.vocab_size

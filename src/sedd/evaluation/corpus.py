@@ -152,7 +152,6 @@ def validation_corpus(folder: Path, loaded: LoadedModel) -> Corpus:
             f"{sources} is not what {checkpoint.run_folder(loaded.folder)} was trained on, so no part of it was held "
             "out; name the data of the run, or evaluate all of the text with --protocol strict"
         )
-    _require_same_tokenizer(sources, blocks.index, loaded)
     sha256 = hashlib.sha256(f"{blocks.index.sha256} {length} {fraction}".encode()).hexdigest()
     by_record, indices = blocks.index.packing == "lines", np.arange(len(blocks))
     split = f"the last {fraction:.2%} of {'records' if by_record else 'blocks'}"
@@ -160,7 +159,7 @@ def validation_corpus(folder: Path, loaded: LoadedModel) -> Corpus:
         split += f" that are {loaded.label}"
         has_label = np.array([*blocks.labels, ""]) == loaded.label  # the last entry stands for no label
         indices = indices[has_label[blocks.label_ids(indices)]]
-    rows = _read_blocks(blocks, indices)
+    rows = _read_blocks(blocks, indices, sources, loaded)
     sizes = blocks.text_per_token(indices) if rows else (None, None)
     return Corpus(rows, *sizes, sources, split, sha256, by_record=by_record)
 
@@ -181,20 +180,16 @@ def _prepared_corpus(folder: Path, protocol: Protocol, loaded: LoadedModel) -> C
     if protocol.benchmarks or protocol.char_range:
         raise ValueError(f"{folder} is prepared data, and protocol {protocol.name} starts from text; give that")
     index = Index.read(folder)
-    _require_same_tokenizer(str(folder), index, loaded)
     packed = index.packing == "packed"
     blocks = TokenBlocks.open(folder, index.tokens if packed else loaded.config.model.seq_len, "all", check=True)
-    rows = _read_blocks(blocks, np.arange(len(blocks)))
+    rows = _read_blocks(blocks, np.arange(len(blocks)), str(folder), loaded)
     rows = protocol.packing(rows, sequence_length(protocol, loaded)) if packed else rows
     return Corpus(rows, *blocks.text_per_token(), str(folder), protocol.split, index.sha256, by_record=not packed)
 
 
-def _require_same_tokenizer(name: str, index: Index, loaded: LoadedModel) -> None:
-    if index.tokenizer != loaded.tokenizer.fingerprint():
+def _read_blocks(blocks: TokenBlocks, indices: Ids, name: str, loaded: LoadedModel) -> list[Ids]:
+    if blocks.index.tokenizer != loaded.tokenizer.fingerprint():
         raise ValueError(f"{name} was prepared with another tokenizer than {loaded.tokenizer.kind}; give the text")
-
-
-def _read_blocks(blocks: TokenBlocks, indices: Ids) -> list[Ids]:
     rows, valid = blocks.read(indices)
     return [row[: mask.sum()] for row, mask in zip(rows, valid, strict=True)]  # padding is at the end
 
