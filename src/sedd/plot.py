@@ -54,13 +54,10 @@ def axes(figure: FigureBase, rows: int = 1, columns: int = 1, **options: Any) ->
 
 
 def label_points(axes: Axes, labels: Sequence[tuple[float, float, str, str]]) -> None:
-    """Write a label beside each point, where it covers neither a point nor another label.
+    """Write each label (x, y, text, colour) beside its point, where it covers neither a point nor another label.
 
     Each is put at the nearest free place around its point, with a line to it if that is not next to the point. To be
     called when everything else is drawn: limits and layout are settled here.
-
-    Args:
-        labels: x, y, text and colour of each.
     """
     cast("Figure", axes.figure).draw_without_rendering()
     scale, size = axes.figure.dpi / 72, 8.0

@@ -326,7 +326,7 @@ def test_real_benchmarks(corpora: Path, gpt2: Path, name: str, dataset: str, blo
     path = next((corpora / "eval").glob(f"{name}*"))
     corpus = read(path, "sedd", model)
     assert corpus.dataset == dataset
-    assert len(corpus) == blocks
+    assert len(corpus.sequences) == blocks
     assert all(len(row) == 1024 for row in corpus.sequences)
     text = model.tokenizer.decode(corpus.sequences[0])
     assert not any(pattern in text for pattern in (" @-@ ", " n't ", " , and", "<unk>"))

@@ -39,9 +39,6 @@ class Corpus:
         if not self.sequences:
             raise ValueError(f"{self.source} holds nothing to score; name a text that does")
 
-    def __len__(self) -> int:
-        return len(self.sequences)
-
     @property
     def tokens(self) -> int:
         """Number of tokens in all sequences."""

@@ -94,9 +94,7 @@ def measure_molecules(
 ) -> MoleculeMetrics:
     """Count valid, unique and novel molecules; by RDKit, different spellings of one molecule count once.
 
-    Args:
-        known: SMILES of the training data; None: novelty is not measured.
-        on_progress: Called with the number of known molecules done and their total.
+    ``known`` are those of the training data, and None leaves novelty out; ``on_progress`` gets how many are compared.
     """
     version = rdkit_version()
     canonical = canonical_smiles if version else lambda text: text if is_smiles(text) else None

@@ -220,7 +220,7 @@ def _record(
         "estimator": type(by).__name__,
         "is_exact": by.is_exact,
         "tokens": corpus.tokens,
-        "sequences": len(corpus),
+        "sequences": len(corpus.sequences),
         **facts,
         "precision": precision,
         "bfloat16_difference": difference,

@@ -26,10 +26,7 @@ def evaluate_samples(
 ) -> dict[str, Any]:
     """Compute the metrics of ``samples`` under ``judge``; return the record that is printed and stored.
 
-    Args:
-        by_ids: Score the samples' own token ids instead of encoding their text.
-        truncate: Cut samples longer than the judge's context instead of raising an error.
-        batch: Samples per forward pass of the judge.
+    ``by_ids`` and ``truncate`` are as for `encode_for_judge`; ``batch`` is the number of samples per forward pass.
     """
     check_count("judge-batch", batch)
     encoded = encode_for_judge(samples, judge, by_ids=by_ids, truncate=truncate)

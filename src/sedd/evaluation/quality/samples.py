@@ -147,12 +147,9 @@ def write_samples(samples: SampleSet, path: Path) -> None:
 
 
 def read_samples(path: Path, allow_empty: bool = False) -> SampleSet:
-    """Read samples.
+    """Read JSON records as ``sedd sample --json`` writes them, the texts of ``sedd sample``, lines, or ``.txt`` files.
 
-    Args:
-        path: JSON records as written by ``sedd sample --json``, the texts of ``sedd sample``, a text file with one
-            sample per line, or a folder with one ``.txt`` file per sample.
-        allow_empty: Whether a sample may be empty, which counts as one that is not valid.
+    A sample may be empty only if ``allow_empty``: it then counts as one that is not valid.
     """
     records: list[Any] | None
     if path.is_dir():
