@@ -84,7 +84,7 @@ def process_group(device_name: str | None = None) -> Iterator[Ranks]:
     if world_size == 1:
         yield Ranks(0, 1, device)
         return
-    with _explain_lost_processes(rank):
+    try:
         if exists:
             ranks = Ranks(rank, world_size, device, _cpu_group(device))
             yield ranks
@@ -97,6 +97,11 @@ def process_group(device_name: str | None = None) -> Iterator[Ranks]:
             dist.barrier()  # no process may leave while another still communicates
         finally:
             dist.destroy_process_group()
+    except RuntimeError as error:
+        if not isinstance(error, dist.DistError) and not any(word in str(error) for word in ("gloo", "NCCL")):
+            raise
+        reason = "another process of the run has ended, see its output"
+        raise ValueError(f"process {rank} stops because {reason}; start the run again with --resume") from None
 
 
 def _cpu_group(device: torch.device) -> dist.ProcessGroup | None:
@@ -109,15 +114,3 @@ def _cpu_group(device: torch.device) -> dist.ProcessGroup | None:
     group: dist.ProcessGroup = dist.new_group(backend="gloo")
     _GROUPS.append(group)
     return group
-
-
-@contextmanager
-def _explain_lost_processes(rank: int) -> Iterator[None]:
-    """Convert the error of a process whose peers have ended to a ValueError of one sentence."""
-    try:
-        yield
-    except RuntimeError as error:
-        if not isinstance(error, dist.DistError) and not any(word in str(error) for word in ("gloo", "NCCL")):
-            raise
-        reason = "another process of the run has ended, see its output"
-        raise ValueError(f"process {rank} stops because {reason}; start the run again with --resume") from None
