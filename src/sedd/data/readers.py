@@ -19,7 +19,7 @@ TABLES = (".jsonl", ".json", ".csv", ".parquet")
 SMILES = (".smi", ".smiles")
 FASTA = (".fa", ".fasta", ".fna", ".faa")
 KINDS = (".txt", ".tokens", *TABLES, *SMILES, *FASTA, ".npy", ".bin", ".ds")
-_LINE_END = re.compile(r"\S\n(?=\S)")  # between words
+_LAST_LINE_END = re.compile(r".*\S\n(?=\S)", re.DOTALL)  # between words; found from the end
 
 
 @final
@@ -230,7 +230,8 @@ def _cut_position(text: str) -> int:
 
     That is after a line end between words, else before the last space, else at the end.
     """
-    cut = max((found.end() for found in _LINE_END.finditer(text)), default=text.rfind(" ", 1))
+    found = _LAST_LINE_END.match(text)
+    cut = found.end() if found else text.rfind(" ", 1)
     return cut if cut > 0 else len(text)
 
 
