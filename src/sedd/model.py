@@ -41,9 +41,8 @@ def load(
     """Load a model.
 
     Args:
-        source: The folder of a run, of one of its checkpoints or of a model; the name of a bundled model (``stories``),
-            or of one on the Hugging Face Hub. Published checkpoints (SEDD, RADD, MDLM) are read if they are
-            safetensors; convert pickles with ``sedd import`` first.
+        source: The folder of a run, a checkpoint or a model; or the name of a bundled model (``stories``) or of one on
+            the Hugging Face Hub. Published SEDD, RADD and MDLM models must be safetensors; see ``sedd import``.
         device: cpu, cuda, cuda:N or mps; by default the GPU of CUDA if there is one.
         weights: ``ema``, the exponential moving average, or ``model``, the weights of the last step.
         network: The class or import path of a network of your own, if you did not train the model here.
@@ -72,9 +71,9 @@ def train(
         on_event: Called with each event and its record, in every process, instead of a progress bar.
         track: Send the log to a tracker too: wandb or trackio.
         device: cpu, cuda or cuda:N; by default the GPU if there is one.
-        **options: Options of ``sedd train`` (steps, minutes, tokenizer, objective, process, seed …), or sections of
-            `config.RunConfig` as mappings: ``model={"width": 64}``. ``network`` is a network of your own: the class,
-            its import path, or a mapping of ``class`` and the options of its constructor.
+        **options: Options of ``sedd train`` (steps, minutes, tokenizer …), or sections of `config.RunConfig` as
+            mappings: ``model={"width": 64}``. ``network`` is a network of your own: the class, its import path, or a
+            mapping of ``class`` and the options of its constructor.
     """
     from sedd.training import loop  # a loaded model needs none of these
     from sedd.training.overrides import decide_resume, merge_config
@@ -202,8 +201,7 @@ class Model:
         Args:
             length: Tokens per text; by default the model's sequence length.
             batch: Texts generated at a time; it changes no text.
-            **settings: Fields of `SamplingSettings`, where ``steps=None`` reveals one token at a time, and options of
-                the sampler.
+            **settings: Fields of `SamplingSettings` (``steps=None``: one token at a time) and options of the sampler.
         """
         check_count("count", count, most=MAX_SAMPLES)
         prompt = samplers.blank_prompt(self.loaded, count, length)
@@ -246,8 +244,8 @@ class Model:
             estimator: As for ``sedd eval``; by default the variational bound.
             orders: For a time-free denoiser under absorbing noise: the number of orders of the importance-weighted
                 bound, or ``"all"`` for the exact likelihood of at most 16 tokens.
-            shared_noise: Use the same noise for all texts: the errors of differences between texts of one length are
-                smaller, those of sums larger than their standard errors say.
+            shared_noise: Use the same noise for all texts, for comparing texts of one length: differences have smaller
+                errors, and sums larger ones than their standard errors say.
             batch: Draws evaluated at a time; it changes no result.
             on_progress: Called after each batch with the number of draws that are done and of all, for each text.
         """
@@ -290,8 +288,7 @@ class Model:
         """Bound −log p of a file or of the validation split, as ``sedd eval`` does, and return its record.
 
         Args:
-            data: A file, a folder or prepared data; None: the validation split of the run's own data. With protocol
-                ``held-out``, where the run's data is now.
+            data: A file, a folder or prepared data, of the run with protocol ``held-out``; None: its validation split.
             protocol: How text is cut, and which terms count; by default ``strict``, without ``data`` ``held-out``.
             estimator: As for `bound`, like ``orders``, ``seed`` and ``label``.
             draws: Monte Carlo draws per sequence; by default the protocol's.

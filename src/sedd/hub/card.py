@@ -17,8 +17,7 @@ from sedd.loading import LoadedModel, load_model
 from sedd.models import is_repo_id
 from sedd.training import checkpoint
 
-TEXT_TOKENIZERS = ("bytes", "chars", "bpe")
-"""Kinds of tokenizers whose tokens are text."""
+TEXT_TOKENIZERS = ("bytes", "chars", "bpe")  # kinds of tokenizers whose tokens are text
 CONDITIONING = {
     "sigma": "conditioned on the noise level σ",
     "zero": "with a noise-level embedding fixed at σ = 0",
@@ -26,8 +25,7 @@ CONDITIONING = {
 }
 """Descriptions of ``time_conditioning``."""
 TEMPLATE = "card.md.j2"
-README = "README.md"
-"""The model card; it is not in the manifest, as it may be edited."""
+README = "README.md"  # the model card; it is not in the manifest, as it may be edited
 SAMPLE_METRICS = (
     *("samples", "steps", "sampler", "temperature", "validity", "uniqueness", "novelty"),
     *("validity_by", "judge", "gen_ppl_by_token", "entropy_nats"),

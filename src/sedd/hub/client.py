@@ -7,8 +7,7 @@ from pathlib import Path
 import huggingface_hub
 from huggingface_hub import constants, errors
 
-DATA_FILES = ("*.json", "*.safetensors", "merges.txt")
-"""Files that hold data only."""
+DATA_FILES = ("*.json", "*.safetensors", "merges.txt")  # files that hold data only
 PICKLE_FILES = ("*.bin", "*.ckpt", "*.pt", "*.pth")
 SENTENCES: tuple[tuple[type[Exception], str], ...] = (
     (errors.GatedRepoError, "{name} is gated: request access on its page, then log in with: hf auth login"),

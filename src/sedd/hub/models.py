@@ -32,11 +32,9 @@ GPT2_VOCAB_SIZE = 50257
 
 
 def fetch(name: str | Path, revision: str | None = None) -> Path:
-    """Return a folder that `load_model` reads, for a model given by name.
+    """Return a folder that `load_model` reads, for a name: of a folder here, a bundled model, or one on the Hub.
 
-    A folder here comes first, then a bundled model, then one on the Hub.
-    A published checkpoint in safetensors is converted once and cached (``SEDD_CACHE``); pickles are read by
-    `sedd import` only.
+    A published checkpoint in safetensors is converted once and cached (``SEDD_CACHE``); `sedd import` reads pickles.
     """
     folder = checkpoint.locate_model(name) or Path(name)
     if not folder.exists() and is_repo_id(str(name)):
@@ -45,10 +43,10 @@ def fetch(name: str | Path, revision: str | None = None) -> Path:
         except ValueError as error:
             raise ValueError(f"there is no folder {name} here, and on the Hub: {error}") from None
     elif not folder.exists():
-        raise ValueError(
-            f"{name} holds no model; give the folder of a run, one of its checkpoints, what sedd import wrote, or the "
-            f"name of a model on the Hub, owner/name; {models.list_built_in()}"
+        advice = (
+            "give a run, one of its checkpoints, what sedd import wrote, or the name of a model on the Hub, owner/name"
         )
+        raise ValueError(f"{name} holds no model; {advice}; {models.list_built_in()}")
     weights = [file for file in WEIGHT_FILES if (folder / file).is_file()]
     if (folder / checkpoint.CHECKPOINTS).is_dir() or (folder / "ema.safetensors").is_file() or not weights:
         return folder  # a run or a model folder; `load_model` raises the error if it is neither

@@ -31,10 +31,8 @@ def built_in_model(name: str) -> Path | None:
 def default_model() -> Path:
     """Return the folder of `DEFAULT`."""
     if (folder := built_in_model(DEFAULT)) is None:
-        raise ValueError(
-            f"no model was given, and the default, {DEFAULT}, is not there ({list_built_in()}); name the folder of a "
-            "run, or a model on the Hub, owner/name"
-        )
+        advice = "name the folder of a run, or a model on the Hub, owner/name"
+        raise ValueError(f"no model was given, and the default, {DEFAULT}, is not there ({list_built_in()}); {advice}")
     return folder
 
 

@@ -39,8 +39,7 @@ class Engine:
         self.metrics.watch("sedd_rows_waiting", "Rows that wait for a slot", lambda: self.waiting)
         self.metrics.watch("sedd_rows_running", "Rows in slots", lambda: self.running)
         self.metrics.watch("sedd_outstanding_cost", "Tokens still to be read by the network", lambda: self.outstanding)
-        self.tokens_per_second = math.inf
-        """The cost that is done per second while at least half of the slots are used."""
+        self.tokens_per_second = math.inf  # the cost that is done per second while at least half of the slots are used
         self._queue = FairQueue()
         self._costs: dict[tuple[Job, int], int] = {}
         """The cost of every row or call that is accepted and not done, by its job and its place there."""
@@ -232,7 +231,7 @@ class Engine:
     def _end(self, item: Item | BatchRow, event: object) -> None:
         """Report the last event of a row, or what a call has returned."""
         with self._condition:
-            del self._costs[item.job, item.place]
+            self._costs.pop((item.job, item.place), None)
         if isinstance(item.row, Row):
             self.metrics.count_end(event, item.row.given[item.row.text].count(-1))
         self._report(item, event)

@@ -16,8 +16,7 @@ from sedd.serve.limits import Limits
 from sedd.serve.schema import CompletionRequest, InfillRequest, Sampling
 
 INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
-MOST_LISTED = 2**16
-"""Most tokens of a reply that lists them."""
+MOST_LISTED = 2**16  # most tokens of a reply that lists them
 
 
 class Choice(NamedTuple):

@@ -16,12 +16,10 @@ from sedd.serve.errors import RequestError
 from sedd.serve.metrics import Metrics
 from sedd.terminal import warn
 
-BODY_SECONDS = 30
-"""Time in which a request's body must have arrived."""
+BODY_SECONDS = 30  # time in which a request's body must have arrived
 DISCARDED, DISCARD_SECONDS = 2**26, 5
 """Bytes of a rejected body that are read, and the time for it, before the connection is closed."""
-CLIENT = "sedd.client"
-"""The entry of a request's scope that names its client: by its API key, or by its address."""
+CLIENT = "sedd.client"  # the entry of a request's scope that names its client: by its API key, or by its address
 HEADERS = {
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
@@ -40,11 +38,8 @@ _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\[\]:]+)(?::[0-9]*)?")
 class Guard:
     """ASGI middleware: rejects before anything is parsed, names the client, and counts requests.
 
-    Args:
-        max_body: Most bytes of a body.
-        keys: API keys, of which a request must have one, except for `/health` and the files of the page; empty: none
-            is needed.
-        hosts: Names under which the server may be addressed, against DNS rebinding; None: any.
+    Requests must have one of the ``keys``, if there are any, except for `/health` and the files of the page. ``hosts``
+    are the names under which the server may be addressed, against DNS rebinding; None: any.
     """
 
     def __init__(
@@ -81,7 +76,12 @@ class Guard:
             await _reject(error, receive_part if more else None, send_with_headers)
         else:
             if body is not None:
-                await self.app(scope, _receive_again(body, receive), send_with_headers)
+                whole = [{"type": "http.request", "body": body, "more_body": False}]
+
+                async def receive_again() -> Message:
+                    return whole.pop() if whole else await receive()  # what follows is a disconnect
+
+                await self.app(scope, receive_again, send_with_headers)
         finally:
             route = getattr(scope.get("route"), "path", "other")
             self.metrics.requests.labels(route, str(status)).inc()
@@ -127,16 +127,6 @@ class Guard:
             reason = f"the body is larger than {self.max_body} bytes; send less text per request"
             raise RequestError("body_too_large", reason)
         return bytes(body)
-
-
-def _receive_again(body: bytes, receive: Receive) -> Receive:
-    """Return a function that receives a body that has been read, and then what follows it: a disconnect."""
-    messages = [{"type": "http.request", "body": body, "more_body": False}]
-
-    async def receive_again() -> Message:
-        return messages.pop() if messages else await receive()
-
-    return receive_again
 
 
 async def _reject(error: RequestError, receive: Receive | None, send: Send) -> None:

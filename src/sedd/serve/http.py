@@ -29,15 +29,12 @@ REFUSED, REFUSED_SECONDS = 64, 1.0
 """Rejected connections that may stay open until their clients have read why, and for how long."""
 RESERVED = 64 + 4 * ACCEPTED + REFUSED
 """Files other than connections: the process's own, and connections that are not counted yet, or no more."""
-UNREAD_SECONDS = 30
-"""Time after which a connection is closed whose client reads nothing of what was sent."""
+UNREAD_SECONDS = 30  # time after which a connection is closed whose client reads nothing of what was sent
 PROBE_SECONDS, MOST_PROBE_SECONDS = 0.1, 5.0
 """Time between the first two probes of whether a client that has closed its side still reads, and the longest."""
-FORCED_SECONDS = 1.0
-"""Time to read their replies that clients have after a second Ctrl-C."""
+FORCED_SECONDS = 1.0  # time to read their replies that clients have after a second Ctrl-C
 OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-QUIET_SECONDS = 60.0
-"""Time between two messages that no connection could be accepted."""
+QUIET_SECONDS = 60.0  # time between two messages that no connection could be accepted
 
 
 def most_connections(wanted: int, files: int) -> int:

@@ -30,8 +30,7 @@ def _check_stops(given: str | list[str] | None) -> str | list[str] | None:
     return given
 
 
-MOST_FIELDS = 64
-"""Fields of an object: each that is wrong becomes an error of its own, and they take time and memory."""
+MOST_FIELDS = 64  # fields of an object: each that is wrong becomes an error of its own, and they take time and memory
 
 
 class Body(BaseModel):

@@ -28,16 +28,11 @@ from sedd.serve.jobs import Call, Edit, Failed, Finished, Job, Row, Step
 Given = TypeVar("Given")
 Made = TypeVar("Made")
 Sampled = TypeVar("Sampled", bound=schema.Sampling)
-Events = AsyncIterator[tuple[int, Any]]
-"""What the engine tells of a job, with the row's place, or the result of a call."""
-SILENT_SECONDS = 0.5
-"""A stream without final text sends a comment so often."""
-LISTED = 5
-"""Probable tokens that an edit lists."""
-LONG = 2**14
-"""Bytes of a request from which on its texts are encoded in a thread: the event loop must go on."""
-UNREAD = 2**18
-"""Edits of a request that may wait until its client reads them."""
+Events = AsyncIterator[tuple[int, Any]]  # what the engine tells of a job, with the row's place, or the result of a call
+SILENT_SECONDS = 0.5  # a stream without final text sends a comment so often
+LISTED = 5  # probable tokens that an edit lists
+LONG = 2**14  # bytes of a request from which on its texts are encoded in a thread: the event loop must go on
+UNREAD = 2**18  # edits of a request that may wait until its client reads them
 
 
 @final

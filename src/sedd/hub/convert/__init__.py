@@ -22,8 +22,7 @@ from sedd.training import checkpoint
 from sedd.training.config import RunConfig
 from sedd.training.setup import build_network, build_setup
 
-ORIGIN = "published"
-"""Name of the JSON file of a model folder that records the checkpoint it was converted from."""
+ORIGIN = "published"  # name of the JSON file of a model folder that records the checkpoint it was converted from
 UNKNOWN_STATE = {"step": None, "tokens": None, "seconds": None, "skipped": 0, "best": None, "best_step": None}
 """The training state of a published checkpoint, which does not record it, or the step alone."""
 

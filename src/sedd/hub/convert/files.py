@@ -22,10 +22,8 @@ HYDRA_CONFIG = Path(".hydra") / "config.yaml"
 """The configuration in the folder of a run of that code, one level above its checkpoints."""
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-MAX_FILE_NAME = 255
-"""Bytes of the name of a file, on all usual systems."""
-MAX_LISTED = 10
-"""Names listed in an error message."""
+MAX_FILE_NAME = 255  # bytes of the name of a file, on all usual systems
+MAX_LISTED = 10  # names listed in an error message
 
 
 class RawCheckpoint(NamedTuple):

@@ -12,8 +12,7 @@ PROCESSES = {"absorb": "absorbing", "uniform": "uniform"}
 SCHEDULES = {"loglinear": "log-linear", "geometric": "geometric"}
 RADD_LOSSES = {"lambda_DCE": "lambda-dce", "t_DCE": "t-dce"}
 """Losses of RADD. They are equal in expectation, and the network does not depend on time under either."""
-EPS = 1e-3
-"""Parameter of the log-linear schedule in all published code."""
+EPS = 1e-3  # parameter of the log-linear schedule in all published code
 SIZE_PATHS = {
     "width": ("model.hidden_size", "hidden_dim"),
     "depth": ("model.n_blocks", "n_blocks"),
