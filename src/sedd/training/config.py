@@ -76,10 +76,8 @@ NOT_FOR_TRAINING = {
 """Objectives that no run can have: why, and where they work."""
 
 
-Rule = Callable[[str, Any], None]
-"""Raises ValueError if an option of this name may not have this value."""
-PRECISIONS = ("float32", "bfloat16")
-"""Precisions of matrix products in inference."""
+Rule = Callable[[str, Any], None]  # raises ValueError if an option of this name may not have this value
+PRECISIONS = ("float32", "bfloat16")  # of matrix products in inference
 
 
 def check_label(label: str, labels: Sequence[str]) -> None:
@@ -88,9 +86,6 @@ def check_label(label: str, labels: Sequence[str]) -> None:
         raise ValueError(f"label is {label!r}, and the model was trained without labels; leave it out")
     if label not in labels:
         raise ValueError(f"label is {label!r}; this model has {', '.join(labels)}")
-
-
-# Rules of single options -----------------------------------------------------------------------------------
 
 
 def one_of(*names: str) -> Rule:
@@ -134,9 +129,6 @@ class _Section:
             if (value := getattr(self, name)) is not None:
                 for rule in getattr(hint, "__metadata__", ()):
                     rule(f"{section}.{name}", value)
-
-
-# Sections --------------------------------------------------------------------------------------------------
 
 
 @dataclass

@@ -234,9 +234,6 @@ def _handle_nonfinite(trainer: Trainer, out: Path, note: Note, pending: PendingS
     )
 
 
-# Start and end ---------------------------------------------------------------------------------------------
-
-
 def _resume_or_start(trainer: Trainer, out: Path, resume: bool, note: Note) -> None:
     """Load the newest intact checkpoint if ``resume``; otherwise reject a folder that holds a run."""
     root = out / checkpoint.CHECKPOINTS
@@ -284,9 +281,6 @@ def _signals() -> Iterator[list[int]]:
                 before = signal.signal(number, lambda number, frame: caught.append(number))
                 ends.callback(signal.signal, number, before)
         yield caught
-
-
-# Logging ---------------------------------------------------------------------------------------------------
 
 
 def _step_record(trainer: Trainer, metrics: list[Tensor], copied: torch.cuda.Event | None, record: Record) -> Record:

@@ -6,8 +6,6 @@ import it is to run its code, so a file alone never causes an import. sedd impor
 - what you name, by ``--network``, ``network=`` or a settings file that you wrote: `allow`;
 - the network of a run that you trained here: `remember` and `allow_own`;
 - entry points of packages that you installed.
-
-This module does not import torch.
 """
 
 import functools
@@ -32,8 +30,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 NETWORKS = Registry("network", {}, "sedd.networks")  # networks of other packages, by name
-Settings = Mapping[str, Any]
-"""The section ``network`` of a configuration: ``class``, the name, and the options of its constructor."""
+Settings = Mapping[str, Any]  # the section network of a configuration: class, its name, and options of its constructor
 
 _allowed: dict[str, "str | type[nn.Module] | None"] = {}
 """What may be imported in this process: the class, or a folder that is searched after the installed packages."""

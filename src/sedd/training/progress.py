@@ -33,11 +33,7 @@ class LineTimer:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock, self.tenth, self.last = clock, 0, clock()
-        self.begin(0.0)
-
-    def begin(self, fraction: float) -> None:
-        """Measure the speed from now on: a resumed run begins with a part of its work done."""
-        self.start, self.begun = self.clock(), fraction
+        self.start, self.begun = self.last, 0.0
 
     def is_due(self, fraction: float) -> bool:
         """Return whether to print a line now that this fraction of the work is done."""
@@ -107,9 +103,8 @@ def _training_callback(bar: Progress) -> "OnEvent":
 
     def show(record: dict[str, Any]) -> None:
         nonlocal latest, has_begun
-        if not has_begun:
-            timer.begin(record["spent"])
-        has_begun = True
+        if not has_begun:  # a resumed run begins with a part of its work done
+            timer.start, timer.begun, has_begun = timer.clock(), record["spent"], True
         if "loss" in record:
             loss = _describe_bits(record, "bits_per_char", "loss")
             latest = f"step {record['step']}  {loss}  {record['tokens_per_second']:,} tok/s"

@@ -20,9 +20,8 @@ from sedd.training import networks
 from sedd.training.config import OBJECTIVES, PROCESSES, SCHEDULES, RunConfig
 
 ARCHITECTURES: dict[str, Callable[..., nn.Module]] = {"modern": Modern, "reference": Reference}
-"""The networks of the options `model.architecture`."""
 SIZES = ("width", "depth", "heads", "cond_dim", "dropout", "ngrams", "embedding_norm")
-"""The options of the section `model` that are arguments of these networks."""
+"""Options of the section `model` that are arguments of the networks."""
 TIME_SAMPLERS: dict[str, Callable[[], TimeSampler]] = {"low-noise": LowNoiseTimes, "bell": bell_times}
 """The distributions of the option `train.time_sampling` other than uniform."""
 
