@@ -29,7 +29,7 @@ def prepare_data(config: RunConfig, on_progress: Callable[[int, int], None] | No
     if len(options.sources) == 1 and data.is_prepared(options.sources[0]):
         folder = Path(options.sources[0])
         if options.label is not None and data.Index.read(folder).labels is None:
-            raise ValueError(f"label is {options.label!r}, and {folder} has no labels; prepare it with --label")
+            raise ValueError(f"label is {options.label!r}, and {folder} was prepared without --label; prepare it again")
         data.TokenBlocks.open(folder, config.model.seq_len, "all", check=True)
         data.repeat_notes(folder)
         if _saw_held_out(folder, config):

@@ -315,6 +315,9 @@ class Trainer:
         """Reject a checkpoint of other data, or of a run with other `FIXED` options."""
         stored, blocks = checkpoint.read_stored_model(folder), self.blocks
         advice = "resume with the tokenizer and data it was trained on"
+        if stored.vocab_size != blocks.vocab_size:
+            sizes = f"a vocabulary of {stored.vocab_size} and the data one of {blocks.vocab_size}"
+            raise ValueError(f"{folder} has {sizes}; {advice}")
         if stored.labels != blocks.labels:
             raise ValueError(f"{folder} has the labels {stored.labels} and the data {blocks.labels}; {advice}")
         if tokenizer.load_tokenizer(folder) != blocks.tokenizer:
