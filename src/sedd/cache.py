@@ -25,10 +25,8 @@ def cache_folder() -> Path:
 def cache_entries() -> Iterator[CacheEntry]:
     """Yield the finished folders of the cache; those that a process is writing are hidden."""
     for kind in KINDS:
-        folder = cache_folder() / kind
-        for path in sorted(folder.iterdir()) if folder.is_dir() else []:
-            if path.is_dir() and not path.name.startswith("."):
-                yield CacheEntry(kind, path, sum(file.stat().st_size for file in path.rglob("*") if file.is_file()))
+        for path in sorted((cache_folder() / kind).glob("[!.]*/")):
+            yield CacheEntry(kind, path, sum(file.stat().st_size for file in path.rglob("*") if file.is_file()))
 
 
 def clear_cache() -> list[CacheEntry]:

@@ -79,10 +79,8 @@ def load_tokenizer(folder: Path) -> Tokenizer:
         if "kind" not in config and (folder / DEFINITION).exists():
             return BPE.read(folder / DEFINITION)
         if config.get("format") != FORMAT or config.get("kind") not in TOKENIZERS.names:
-            raise ValueError(
-                f"it is of kind {config.get('kind')!r}, format {config.get('format')!r}; this version reads "
-                f"{', '.join(TOKENIZERS.names)} in format {FORMAT}"
-            )
+            found, known = f"{config.get('kind')!r}, format {config.get('format')!r}", ", ".join(TOKENIZERS.names)
+            raise ValueError(f"it is of kind {found}; this version reads {known} in format {FORMAT}")
         kind: type[Tokenizer] = TOKENIZERS.load(config["kind"])
         return kind.restore(folder, config)
     except (OSError, KeyError, TypeError, ValueError) as error:
