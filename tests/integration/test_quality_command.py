@@ -178,7 +178,7 @@ def refused(done: subprocess.CompletedProcess[str], sentence: str) -> None:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["nowhere.jsonl", "--judge", "AR"], "nowhere.jsonl does not exist"),
+        (["nowhere.jsonl", "--judge", "AR"], "nowhere.jsonl holds no model: it does not exist"),
         (["EMPTY", "--judge", "AR"], "holds no sample"),
         (["GAP", "--judge", "AR"], "sample 1 of"),
         (["TEXT"], "name a Hugging Face model"),

@@ -149,7 +149,7 @@ REFUSALS = [
     ("compare model --protocol strict", "protocol strict needs DATA"),
     ("report nowhere", "nowhere holds no log.jsonl"),
     ("report model --samples -1", "samples is -1"),
-    ("quality nowhere", "nowhere does not exist; name the folder of a run"),
+    ("quality nowhere", "nowhere holds no model: it does not exist"),
     ("quality model", "samples need a judge"),
     ("quality model --judge ar --sweep step=1", "sweep is 'step=1'; choose one of sampler, steps"),
     ("quality model --judge ar --first-token none", "first-token is 'none'; choose one of skipped, scored"),

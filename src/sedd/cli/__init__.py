@@ -11,22 +11,10 @@ from collections.abc import Sequence
 from io import TextIOWrapper
 from typing import NoReturn
 
-from sedd.cli import (  # noqa: F401  imported to register their commands
-    audit,
-    convert,
-    data,
-    evaluate,
-    info,
-    quality,
-    runs,
-    sample,
-    serve,
-    train,
-)
-from sedd.cli.root import app
+# imported to register their commands
+from sedd.cli import audit, convert, data, evaluate, info, quality, runs, sample, serve, train  # noqa: F401
+from sedd.cli.root import app as app
 from sedd.terminal import warn
-
-__all__ = ["app", "explain", "main"]
 
 GPU_MEMORY = (
     "the GPU has too little memory. For training, accumulate gradients (--set train.grad_accumulation=4), use "

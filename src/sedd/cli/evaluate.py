@@ -192,18 +192,17 @@ def check_options(
 
     if draws is not None:
         check_draws(draws)
-    stored = checkpoint.peek_model(model)
-    config = stored.config if stored else None
-    if label is not None and stored:
+    stored = checkpoint.peek_model(model) or checkpoint.find_model(model)  # which says what is wrong with it
+    config = stored.config
+    if label is not None:
         check_label(label, stored.labels)
     number = None if orders is None else parse_orders(orders)
     if number is not None:
         check_orders(number, estimator)
-        if config:
-            kind, noise = config.model.parameterization, config.noise.process
-            is_denoiser, is_timed = (kind, noise) == ("mean", "absorbing"), config.time_conditioning == "sigma"
-            check_mixture(is_denoiser, is_timed, f"{kind} under {noise} noise")
-    if config and config.objective == "autoregressive":
+        kind, noise = config.model.parameterization, config.noise.process
+        is_denoiser, is_timed = (kind, noise) == ("mean", "absorbing"), config.time_conditioning == "sigma"
+        check_mixture(is_denoiser, is_timed, f"{kind} under {noise} noise")
+    if config.objective == "autoregressive":
         estimator = estimator or "forward"
     how = [f"estimator {estimator}"] * (estimator is not None) + [f"orders {number}"] * (number is not None)
     if estimator not in EXACT_ESTIMATORS and number != "all" and protocol is not OWN_SAMPLES:

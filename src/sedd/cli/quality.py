@@ -10,7 +10,7 @@ from sedd.cli import root
 from sedd.cli.root import count_of
 from sedd.cli.sample import sampling_options, sampling_settings
 from sedd.extras import install_hint
-from sedd.models import built_in_names, is_repo_id, list_built_in
+from sedd.models import built_in_names
 from sedd.terminal import warn
 from sedd.training import checkpoint
 from sedd.training.progress import progress_on_stderr
@@ -177,16 +177,8 @@ def _check_out(path: Path, kinds: Sequence[str]) -> None:
 
 
 def _find_input(path: Path) -> Path:
-    """Return an input: samples, results or a model at this path, else a bundled model or one on the Hub."""
-    if path.exists() and not checkpoint.holds_model(path):
-        return path
-    if found := checkpoint.locate_model(path):
-        return found
-    if is_repo_id(str(path)):
-        return root.find_model(path)
-    raise ValueError(
-        f"{path} does not exist; name the folder of a run, a file of samples, or saved results; {list_built_in()}"
-    )
+    """Return a path of samples or results, or the folder of a model."""
+    return path if path.exists() and not checkpoint.holds_model(path) else root.find_model(path)
 
 
 def _is_molecule_run(path: Path) -> bool:

@@ -170,17 +170,16 @@ def parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
     documented = COMMON | _read_help(_parts(function)[2])
 
     def declare(parameter: inspect.Parameter) -> inspect.Parameter:
-        kind, *annotated = (parameter.annotation,)
+        kind, names = parameter.annotation, ()
         if get_origin(kind) is Annotated:
-            kind, *annotated = get_args(kind)
-        if parameter.name not in documented or isinstance(next(iter(annotated), None), ParameterInfo):
+            kind, names = get_args(kind)
+        if parameter.name not in documented or isinstance(names, ParameterInfo):
             return parameter
         spelt, text = documented[parameter.name]
         if parameter.default is False and not spelt:
             spelt = [f"--{parameter.name.replace('_', '-')}"]  # without a --no- that Typer would add
-        names = [name for each in annotated for name in each]
         settings: Any = {"help": text.replace("{names}", ", ".join(names) or "none")}
-        settings |= {"autocompletion": lambda: names} if names else {}
+        settings |= {"autocompletion": lambda: list(names)} if names else {}
         is_option = parameter.kind is parameter.KEYWORD_ONLY
         info = typer.Option(*spelt, **settings) if is_option else typer.Argument(**settings)
         return parameter.replace(annotation=Annotated[kind, info])

@@ -16,7 +16,6 @@ from sedd import files
 from sedd.cli import root
 from sedd.cli.root import count_of
 from sedd.sampling_settings import SETTINGS, SamplingSettings, check_length, parse_options, parse_steps
-from sedd.schema import MAX_SAMPLES
 from sedd.terminal import visible
 from sedd.training import checkpoint
 from sedd.training.config import RunConfig, check_label
@@ -57,12 +56,11 @@ def sampling_settings(settings: dict[str, Any]) -> SamplingSettings:
     return SamplingSettings(**values)
 
 
-def describe_sampling(sampling: SamplingSettings, config: RunConfig | None) -> str:
+def describe_sampling(sampling: SamplingSettings, config: RunConfig) -> str:
     """Return what differs from the defaults, after steps and seed: 64 steps, seed 3, temperature 0.6."""
     steps = "steps inf" if sampling.steps is None else count_of(sampling.steps, "step")
-    is_causal = config is not None and config.objective == "autoregressive"
-    parts = [f"sampler {sampling.sampler}"] * (sampling.sampler is not None) + [steps] * (not is_causal)
-    parts += [f"seed {sampling.seed}"]
+    parts = [f"sampler {sampling.sampler}"] * (sampling.sampler is not None)
+    parts += [steps] * (config.objective != "autoregressive") + [f"seed {sampling.seed}"]
     for name, field in SETTINGS.items():
         value = getattr(sampling, name)
         if value != field.default and name not in ("sampler", "steps", "seed"):
@@ -96,9 +94,8 @@ def _prepare(
     if out is not None:
         root.check_out(out)
     sampling = sampling_settings(settings)
-    stored = checkpoint.peek_model(model)
-    config = stored.config if stored else None
-    longest = config.model.seq_len if config else MAX_SAMPLES
+    stored = checkpoint.peek_model(model) or checkpoint.find_model(model)  # which says what is wrong with it
+    longest = stored.config.model.seq_len
     if templates:
         from sedd.samplers.template import parse_template
 
@@ -107,11 +104,10 @@ def _prepare(
         texts = count_of(len(templates), "template") + (f", {count_of(count, 'sample')} each" if count > 1 else "")
     else:
         check_length(length, longest)
-        tokens = length or (longest if config else None)
-        texts = count_of(count, "sample") + (f" of {count_of(tokens, 'token')}" if tokens else "")
-    if stored and sampling.label is not None:
+        texts = f"{count_of(count, 'sample')} of {count_of(length or longest, 'token')}"
+    if sampling.label is not None:
         check_label(sampling.label, stored.labels)
-    root.announce(f"{texts}, {describe_sampling(sampling, config)}", model)
+    root.announce(f"{texts}, {describe_sampling(sampling, stored.config)}", model)
     from sedd import samplers
     from sedd.loading import load_model
     from sedd.runtime.device import resolve_device

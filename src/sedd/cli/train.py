@@ -136,8 +136,7 @@ def train_model(
                 + ("" if bits is None else f"= {bits:.4f} bits per character ")
                 + f"(± {bound['bound_stderr']:.4f} nats)"
             )
-            seconds = (state.seconds, state.eval_seconds, state.save_seconds)
-            spent = zip(("training", "evaluation", "saving"), map(format_duration, seconds), strict=True)
+            spent = zip(("training", "evaluation", "saving"), map(format_duration, times.values()), strict=True)
             print(f"time: {', '.join(f'{name} {duration}' for name, duration in spent)}", file=sys.stderr)
 
 
