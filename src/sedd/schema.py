@@ -46,8 +46,8 @@ def check_choice(name: str, value: str, allowed: Collection[str]) -> None:
 
 def check_seed(seed: int) -> int:
     """Reject a seed that no generator takes, and return it."""
-    if not 0 <= seed < 2**63:
-        raise ValueError(f"seed is {seed}; it must lie in 0..2^63 − 1")
+    if not hasattr(seed, "__index__") or not 0 <= seed < 2**63:
+        raise ValueError(f"seed is {seed!r}; it must be a whole number in 0..2^63 − 1")
     return seed
 
 

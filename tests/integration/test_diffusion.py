@@ -237,7 +237,9 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "no samples": (lambda: GOOD.sample(0), "count is 0"),
     "negative seed": (lambda: GOOD.sample(1, seed=-1), "seed is -1"),
+    "text as a seed": (lambda: GOOD.sample(1, seed="a"), "seed is 'a'"),
     "no steps": (lambda: GOOD.sample(1, steps=0), "steps is 0"),
+    "half a step": (lambda: GOOD.sample(1, steps=4.5), r"steps is 4.5.*\[1, 0.7, 0.3, 0\]"),
     "network for an objective": (lambda: sedd.LambdaDCE()(MyNet(4), X), r"LambdaDCE.*ScoreModel\(network, process\)"),
     "network as a model": (lambda: sedd.Tweedie().sample(MyNet(4), 1, 3), "MyNet is not a model"),
 }

@@ -330,6 +330,8 @@ class Sampler(ABC):
         """Return the times of a run, empty for None; raise ValueError for None where a grid is needed."""
         if isinstance(steps, int):
             return uniform_grid(steps)
+        if isinstance(steps, float | str):
+            raise ValueError(f"steps is {steps!r}; pass a whole number, or a grid such as [1, 0.7, 0.3, 0]")
         if steps is not None and len(steps):
             grid = torch.as_tensor(steps, dtype=torch.float64)
             if len(grid) < 2 or grid[0] != 1 or grid[-1] != 0 or not (grid.diff() < 0).all():
