@@ -156,7 +156,7 @@ class DiscreteModel(nn.Module, ABC):
         output = output[..., :expected] if self.is_causal else output
         if output.shape[-1] != expected:
             raise ValueError(
-                f"the network's output has {output.shape[-1]} entries per position; this process needs {expected}, one for each state of a token"
+                f"the network returns {output.shape[-1]} entries per position; this process needs {expected}"
             )
         return output
 
