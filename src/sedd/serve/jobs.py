@@ -57,10 +57,6 @@ class Row:
     index: int  # its number among the rows of its seed
     kept: int | None = None  # how many of its positions, from the first, are its text; None: all
 
-    @cached_property
-    def blanks(self) -> int:
-        return self.given.count(-1)
-
     @property
     def text(self) -> slice:
         return slice(0, len(self.given) if self.kept is None else self.kept)
@@ -71,8 +67,9 @@ class Row:
     @cached_property
     def total_calls(self) -> int:
         """The number of calls of the model, expected where it is random, at most one per position where unknown."""
-        expected = self.run.sampler.expected_calls(self.run.model, self.run.times, self.blanks)
-        return self.blanks if math.isnan(expected) else math.ceil(expected)
+        blanks = self.given.count(-1)
+        expected = self.run.sampler.expected_calls(self.run.model, self.run.times, blanks)
+        return blanks if math.isnan(expected) else math.ceil(expected)
 
     @property
     def cost(self) -> int:

@@ -92,9 +92,9 @@ class Server:
         streams = request.stream or request.diffusing
         if logprobs is not None and streams:
             raise ValueError("logprobs come with whole replies only; leave out stream")
-        alternatives, steps = LISTED if request.diffusing and request.details else logprobs, logprobs is not None
-        rows = [choice.row for choice in fill.choices]
-        events = self.submit(http, request, rows, streams=streams or steps, alternatives=alternatives)
+        alternatives = LISTED if request.diffusing and request.details else logprobs
+        rows, steps = [choice.row for choice in fill.choices], streams or logprobs is not None
+        events = self.submit(http, request, rows, streams=steps, alternatives=alternatives)
         reply = Reply(self, fill, kind, events)
         if request.diffusing:
             return EventSourceResponse(reply.diffusing(request.details))
@@ -115,9 +115,8 @@ class Server:
         if characters > limits.body:
             advice = f"at most {limits.body} are allowed: send fewer texts per request"
             raise ValueError(f"the texts have {characters} characters, each with what is given; {advice}")
-
-        bound = partial(Model(self.loaded).bound, texts, draws=draws, seed=request.seed or 0, batch=limits.slots)
-        bound = partial(bound, given=request.given, estimator=request.estimator, label=request.label)
+        settings = request.model_dump(include={"given", "estimator", "label"}) | {"seed": request.seed or 0}
+        bound = partial(Model(self.loaded).bound, texts, draws=draws, batch=limits.slots, **settings)
         length = self.loaded.config.model.seq_len  # other estimators than the bound call the network for each position
         cost = len(texts) * length * max(draws, length if request.estimator not in (None, "bound") else 0)
         call = Call(lambda proceed: bound(on_progress=lambda *_: proceed()), cost)
@@ -126,8 +125,7 @@ class Server:
             raise RequestError(*bounds)
         names = ("nats", "stderr", "tokens", "nats_per_token", "bits_per_char", "is_exact")
         scores = [{"index": i, **{name: getattr(bound, name) for name in names}} for i, bound in enumerate(bounds)]
-        tokens = sum(bound.tokens for bound in bounds)
-        usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+        usage = dict.fromkeys(("prompt_tokens", "total_tokens"), sum(bound.tokens for bound in bounds))
         return {**self.head("score"), "object": "score", "scores": scores, "usage": usage}
 
 
