@@ -15,7 +15,6 @@ INDEX = "index.json"
 LENGTHS = "lengths.bin"
 LABELS = "labels.bin"
 WIDTHS = {"<u2": 2, "<u4": 4}  # bytes of a token id of each dtype
-PREPARE_AGAIN = "remove the folder and prepare the data again"
 
 
 @final
@@ -74,7 +73,7 @@ class Index:
         except OSError as error:
             raise ValueError(f"{folder} is not a prepared dataset ({error.strerror}); run sedd data prepare") from None
         except (ValueError, TypeError) as error:  # a TypeError: of a missing field
-            raise ValueError(f"{path} is damaged: {error}; {PREPARE_AGAIN}") from None
+            raise ValueError(f"{path} is damaged: {error}; remove the folder and prepare the data again") from None
         return index
 
     def _check_values(self) -> None:

@@ -9,12 +9,13 @@ from typing import final
 import numpy as np
 from jaxtyping import Bool, Int
 
-from sedd.data.index import LABELS, LENGTHS, PREPARE_AGAIN, Index
+from sedd.data.index import LABELS, LENGTHS, Index
 from sedd.files import sha256
 from sedd.schema import check_choice
 from sedd.tokenizer import Integers, load_tokenizer
 
 SPLITS = ("train", "validation", "all")
+PREPARE_AGAIN = "remove the folder and prepare the data again"
 COUNTED = 1 << 22  # tokens that are read at a time to count something
 
 
