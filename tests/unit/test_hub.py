@@ -210,6 +210,9 @@ def test_the_gpt2_tokenizer_is_the_default_for_its_vocabulary_size(
     Integers(size=V).save(tmp_path / "source")
     assert hub.find_tokenizer(found) == Integers(size=V)
     refuses(lambda: hub.find_tokenizer(found, "klingon"), "klingon")
+    (tmp_path / "source" / "tokenizer.json").unlink()
+    (tmp_path / "source" / "tokenizer_config.json").write_text("5")
+    refuses(lambda: hub.find_tokenizer(found), "tokenizer_config.json holds a int, not an object")
 
 
 def test_gpt2_vocabulary_and_merges_files_are_read(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from sedd.cache import cache_folder
 from sedd.card_facts import CardFacts
 from sedd.hub import client, convert
 from sedd.hub.card import write_card
-from sedd.hub.convert.files import WEIGHT_FILES
+from sedd.hub.convert.files import WEIGHT_FILES, read_object
 from sedd.loading import LoadedModel, load_model
 from sedd.models import is_repo_id
 from sedd.runtime import run_log
@@ -108,7 +108,7 @@ def _no_texts() -> Iterator[str]:
 
 def _tokenizer_in(folder: Path) -> Tokenizer | None:
     definition, config = folder / tokenizers.DEFINITION, folder / tokenizers.CONFIG
-    if config.is_file() and (definition.is_file() or "kind" in checkpoint.load_json(folder, config.stem)):
+    if config.is_file() and (definition.is_file() or "kind" in read_object(config)):
         return tokenizers.load_tokenizer(folder)
     if definition.is_file():
         return BPE.read(definition)

@@ -79,14 +79,14 @@ def _find_weights(source: Path) -> Path:
 def _read_config(folder: Path) -> dict[str, Any]:
     """Return the configuration beside the weights, or that of the run whose checkpoints the folder holds."""
     if (folder / "config.json").is_file():
-        return _read_object(folder / "config.json")
+        return read_object(folder / "config.json")
     for path in (folder / HYDRA_CONFIG, folder.parent / HYDRA_CONFIG):
         if path.is_file():
             return {str(name): value for name, value in read_settings(path).items()}
     return {}
 
 
-def _read_object(path: Path) -> dict[str, Any]:
+def read_object(path: Path) -> dict[str, Any]:
     if isinstance(found := checkpoint.load_json(path.parent, path.stem), dict):
         return found
     raise ValueError(f"{path} holds a {type(found).__name__}, not an object")
@@ -94,7 +94,7 @@ def _read_object(path: Path) -> dict[str, Any]:
 
 def _read_shards(index: Path) -> dict[str, Any]:
     """Join the files that an index names; each must hold exactly the weights the index assigns to it."""
-    weight_map = _read_object(index).get("weight_map")
+    weight_map = read_object(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise ValueError(f"{index} has no weight_map; it must map the names of weights to files")
     suffix = Path(index.name.removesuffix(".index.json")).suffix
