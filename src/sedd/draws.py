@@ -62,8 +62,7 @@ class CounterRNG:
         row = (self.rows[:, None] & _LOW).expand_as(place)
         steps = step[:, None].expand_as(place) if isinstance(step, Tensor) else torch.full_like(place, step)
         seed = self.seed[:, None] if isinstance(self.seed, Tensor) else self.seed
-        words = (place, row, steps, torch.full_like(place, event))
-        a, b, c, d = philox(words, (seed & _LOW, seed >> 32))
+        a, b, c, d = philox((place, row, steps, torch.full_like(place, event)), (seed & _LOW, seed >> 32))
         bits = torch.stack([a << 20 | b >> 12, c << 20 | d >> 12], -1)
         return (bits.double() + 0.5) * 2.0**-52  # midpoints of 2⁵² equal parts of (0, 1): never 0 or 1
 

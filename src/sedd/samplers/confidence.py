@@ -64,8 +64,8 @@ class ConfidenceSampler(Sampler, ABC):
     def mask_uncertainty(self, rows: Rows, hidden: RowStates, x: Sequences, sigma: PerSample) -> Float[Tensor, "b L"]:
         """Return the uncertainty at masks, that of padding after that of all others, and ∞ elsewhere."""
         uncertainty = torch.full(x.shape, math.inf, dtype=torch.float64, device=x.device)
-        for at in rows.model.chunks(rows.noisy(x)):
-            p = rows.model.clean_probs_at(hidden[at], x[at], sigma[at[0]])
+        for at, row in rows.model.chunks(rows.noisy(x)):
+            p = rows.model.clean_probs_at(hidden[at], x[at], sigma[row])
             uncertainty[at] = self.ranked_uncertainty(p).double()
         return self.without_offset(uncertainty)
 

@@ -67,8 +67,7 @@ class FirstHitting(PlannedSampler):
         rank = torch.nn.functional.pad(order.values.diff(dim=-1) > 0, (1, 0)).cumsum(-1)
         event = torch.where(prompt.blank, torch.zeros_like(step).scatter(-1, order.indices, rank), -1)
         first = torch.zeros_like(step).scatter(-1, rank, order.values).clamp_max(last)  # the step of each rank
-        uniforms = rng(prompt.given.shape[-1], 0, STEP)
-        return Plan(model.schedule.sigma(times)[first], times[first], first + 1, event, uniforms)
+        return Plan(model.schedule.sigma(times)[first], times[first], first + 1, event, rng(step.shape[-1], 0, STEP))
 
     def _plan_without_grid(self, model: HasNoise, prompt: Prompt, rng: CounterRNG) -> Plan:
         """Reveal position i when the masked share falls below 1 − u_i."""
@@ -154,7 +153,7 @@ class LeftToRight(PlannedSampler):
     def advance(self, rows: Rows) -> Sequences:
         """Draw the next token of each row."""
         x, hidden = rows.x.clone(), rows.hidden(rows.x, rows.now(rows.sigmas))
-        for at in rows.model.chunks(rows.events):
+        for at, _ in rows.model.chunks(rows.events):
             p = rows.model.model.log_next_at(hidden[at]).exp()
             x[at] = draws.sample_inverse_cdf(p, rows.u[at][:, 0])
         return x

@@ -50,8 +50,7 @@ class FactorizedSampler(GridSampler, ABC):
         sigma = schedule.sigma(t)
         hidden, u = rows.hidden(x, sigma), rows.uniforms(STEP)
         fused = model.can_fuse(self.uses_score, sigma - schedule.sigma(s))
-        for row, column in model.chunks(rows.noisy(x)):
-            at = row, column
+        for at, row in model.chunks(rows.noisy(x)):
             if fused:
                 weights = self.affine_weights(model, t[row], s[row])
                 y[at] = model.draw_fused(hidden[at], x[at], sigma[row], u[at], weights)
@@ -194,14 +193,12 @@ class Theta(GridSampler):
         model, middle = rows.model, x.clone()
         sigma_t, sigma_m = rows.schedule.sigma(t), rows.schedule.sigma(self.midpoint(t, s))
         hidden_t, u = rows.hidden(x, sigma_t), rows.uniforms(MIDPOINT)
-        for row, column in model.chunks(rows.noisy(x)):
-            at = row, column
+        for at, row in model.chunks(rows.noisy(x)):
             log_score = log_score_at(model.model, hidden_t[at], x[at], sigma_t[row])[:, None]
             weights = self.first_stage(model, log_score, x[at][:, None], t[row], s[row])[:, 0]
             middle[at] = model.draw_weighted(x[at], weights, u[at])
         y, hidden_m, u = middle.clone(), rows.hidden(middle, sigma_m), rows.uniforms(STEP)
-        for row, column in model.chunks(rows.noisy(middle)):
-            at = row, column
+        for at, row in model.chunks(rows.noisy(middle)):
             log_score_t = log_score_at(model.model, hidden_t[at], x[at], sigma_t[row])[:, None]
             log_score_m = log_score_at(model.model, hidden_m[at], middle[at], sigma_m[row])[:, None]
             weights = self.second_stage(model, log_score_t, log_score_m, middle[at][:, None], t[row], s[row])[:, 0]

@@ -269,10 +269,7 @@ class Sampler(ABC):
     def sample(
         self, model: Any, prompt: int | Tensor | Prompt, length: int | None = None, *, seed: int = 0, steps: Steps = 64
     ) -> Sequences:
-        """Draw sequences: ``sampler.sample(model, 16, 64)`` draws 16 of 64 tokens.
-
-        The arguments are those of `trajectory`.
-        """
+        """Draw sequences: ``sampler.sample(model, 16, 64)`` draws 16 of 64 tokens; see `trajectory`."""
         *_, last = self.trajectory(model, prompt, length, seed=seed, steps=steps)
         return last.x
 
@@ -346,10 +343,7 @@ class Sampler(ABC):
 
     @abstractmethod
     def expected_calls(self, model: HasNoise, times: Times, blanks: int) -> float:
-        """Return the expected calls of the model for a row with so many open positions; NaN: unknown in advance.
-
-        Cached rows need fewer.
-        """
+        """Return the expected calls of the model for a row with so many open positions, uncached; NaN: unknown."""
 
 
 @torch.no_grad()
@@ -404,8 +398,7 @@ class GridSampler(Sampler, ABC):
         """Call the model in every step of the grid."""
         grid, rows = self.grid(times), len(prompt.given)
         step = torch.arange(1, len(grid), device=grid.device)
-        sigma = model.schedule.sigma(grid[:-1])
-        return Plan(sigma.expand(rows, -1), grid.expand(rows, -1), step.expand(rows, -1))
+        return Plan(model.schedule.sigma(grid[:-1]).expand(rows, -1), grid.expand(rows, -1), step.expand(rows, -1))
 
     @final
     def needed(self, rows: Rows) -> Bool[Tensor, " b"]:

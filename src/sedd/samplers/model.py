@@ -59,11 +59,7 @@ class Wrapper(nn.Module, ABC):
     """A model on top of another, with its process and schedule.
 
     Calling it returns log-scores, as for every model. A subclass says how it changes the log-score and p(x_0 | x) at
-    some positions.
-
-    Args:
-        model: The model that is wrapped.
-        unconditional: Another model that each call runs before it.
+    some positions. Each call of it first runs ``unconditional``, if given.
     """
 
     is_denoiser: bool
@@ -176,13 +172,13 @@ class SamplingModel:
             return log_mean.exp()
         return implied_probs_at(self.model, hidden, x, sigma)
 
-    def chunks(self, where: Positions) -> Iterator[tuple[Int[Tensor, " k"], Int[Tensor, " k"]]]:
-        """Yield rows and columns of ``where``, so many at a time that a table of probabilities stays small."""
+    def chunks(self, where: Positions) -> Iterator[tuple[tuple[Tensor, Tensor], Tensor]]:
+        """Yield positions and their rows, so many at a time that a table of probabilities stays small."""
         entries = 2**22 if self.device.type == "cpu" else 2**29 if self.fused else 2**26
         at = where.nonzero().to(self.device, non_blocking=True)
         for some in at.split(max(1, entries // self.process.num_states)):
             if len(some):
-                yield some[:, 0], some[:, 1]
+                yield (some[:, 0], some[:, 1]), some[:, 0]
 
     def can_fuse(self, uses_score: bool, dsigma: Float[Tensor, " _"]) -> bool:
         """Return whether a step by so much noise can be drawn from logits, by weights in terms of scores or of p."""
@@ -192,8 +188,8 @@ class SamplingModel:
     def draw_clean(self, hidden: RowStates, x: Sequences, sigma: PerSample, where: Positions, u: Uniforms) -> Sequences:
         """Draw the positions in ``where`` from p(x_0 | x), given the hidden states. It never takes the argmax."""
         y, of_score = x.clone(), self.fused and self.model.logits_are_scores
-        for row, column in self.chunks(where):
-            at, level = (row, column), sigma[row]
+        for at, row in self.chunks(where):
+            level = sigma[row]
             if self.fused and self.can_fuse(of_score, level):
                 one, zero = torch.ones_like(level), torch.zeros_like(level)
                 weights = reverse.denoising_weights(self.process, level) if of_score else AffineWeights(one, one, zero)
@@ -230,10 +226,7 @@ class SamplingModel:
 
 def device_of(model: Any) -> torch.device:
     """Return the device of a model's tokens: that of its weights, or the CPU where it has none or is offloaded."""
-    if isinstance(model, nn.Module):
-        for part in model.modules():
-            if isinstance(part, OffloadedNetwork):
-                return torch.device("cpu")
-        for weight in model.parameters():
-            return weight.device
-    return torch.device("cpu")
+    if not isinstance(model, nn.Module) or OffloadedNetwork in map(type, model.modules()):
+        return torch.device("cpu")
+    weight = next(model.parameters(), None)
+    return torch.device("cpu") if weight is None else weight.device

@@ -22,9 +22,6 @@ from sedd.tokenizer import Ids
 if TYPE_CHECKING:
     from sedd.loading import LoadedModel
 
-REVEAL_PADDING_LAST = ("confidence", "entropy")
-"""Samplers with an option for the id of padding; without it they would reveal padding first."""
-
 
 def default_sampler_name(model: Any) -> str:
     """Return first-hitting for a denoiser of masks, ancestral for other denoisers, and tweedie for scores."""
@@ -97,7 +94,7 @@ class SamplingRun:
             if settings.guidance != 1 and isinstance(model, CausalModel):
                 raise ValueError("guidance mixes scores, and an autoregressive model has none; leave it out")
             model = model if settings.guidance == 1 else Guided(model, loaded.model, settings.guidance)
-        if loaded.learned_pad is not None and settings.sampler in REVEAL_PADDING_LAST:
+        if loaded.learned_pad is not None and settings.sampler in ("confidence", "entropy"):  # else it comes first
             settings = replace(settings, options={"pad": loaded.learned_pad, **settings.options})
         return SamplingRun(model, settings, fused)
 

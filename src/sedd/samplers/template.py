@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 
 _PARTS = re.compile(r"((?:[^{}]++|\{\{|\}\})++)|(\{[^{}]*\}|[{}])")
 """A text, in which braces are doubled; or a gap, or a brace that belongs to nothing."""
-_DIGITS = 18
-"""Most digits of a gap: Python does not parse numbers of thousands of digits."""
+_DIGITS = 18  # of a gap at most: Python does not parse numbers of thousands of digits
 
 
 def parse_template(template: str, longest: int = MAX_SAMPLES) -> list[str | int]:
