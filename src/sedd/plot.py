@@ -107,7 +107,6 @@ def to_svg(figure: Figure, name: str, description: str) -> str:
     svg = file.getvalue()
     svg = svg[svg.index("<svg") :].replace("#000000", "currentColor")
     svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", svg)
-    view_box = re.search(r'viewBox="[^"]*"', svg)
-    assert view_box is not None
-    content = svg[svg.index(">") + 1 :]
-    return f'<svg {view_box[0]} role="img" aria-label="{html.escape(description)}">{content}'
+    head, content = svg.split(">", 1)
+    view_box = head.partition('viewBox="')[2].partition('"')[0]
+    return f'<svg viewBox="{view_box}" role="img" aria-label="{html.escape(description)}">{content}'

@@ -37,10 +37,7 @@ class ModelsByPrecision(NamedTuple):
 
 
 def models_by_precision(loaded: LoadedModel, precision: str | None = None) -> ModelsByPrecision:
-    """Return the models to evaluate with: ``precision`` alone or, if it is None, on a GPU bfloat16 before float32.
-
-    The weights are in float32, as `load_model` loads them by default.
-    """
+    """Return the models, of weights in float32: ``precision`` or, if it is None, on a GPU bfloat16 before float32."""
     if precision is None and loaded.device.type == "cuda":
         return ModelsByPrecision(loaded.model, "float32", convert_precision(loaded, "bfloat16").model)
     model = loaded.model if precision in (None, "float32") else convert_precision(loaded, precision).model

@@ -159,8 +159,9 @@ def read_samples(path: Path, allow_empty: bool = False) -> SampleSet:
     elif (records := read_json_records(path)) is None:
         content = files.read_text(path)
         records = [*(trace.split_texts(content) or _lines(content))]
-    by_name = [record if isinstance(record, dict) else {} for record in records]
-    facts = {name: _common_value([record.get(name) for record in by_name]) for name in SAMPLING_FIELDS}
+    by_name = [record if isinstance(record, dict) else {} for record in records] or [{}]
+    common = (name for name in SAMPLING_FIELDS if all(r.get(name) == by_name[0].get(name) for r in by_name))
+    facts = {name: by_name[0].get(name) for name in common}
     nfe, seconds = (_mean([record.get(name) for record in by_name]) for name in ("calls", "seconds"))
     found = SampleSet([_parse_sample(record, path) for record in records], str(path), nfe, seconds, facts)
     return found if allow_empty else found.require_nonempty()
@@ -196,13 +197,8 @@ def _parse_sample(record: Any, path: Path) -> Sample:
 
 def _mean(values: list[Any]) -> float | None:
     """Return the mean of a field, or None if a record has no number there."""
-    are_numbers = values and all(isinstance(value, int | float) for value in values)
+    are_numbers = all(isinstance(value, int | float) for value in values)
     return sum(values) / len(values) if are_numbers else None
-
-
-def _common_value(values: list[Any]) -> Any:
-    """Return the value that a field has in all records, or None if they differ."""
-    return values[0] if values and all(value == values[0] for value in values) else None
 
 
 # Tokens of a judge -----------------------------------------------------------------------------------------
