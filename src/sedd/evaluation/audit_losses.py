@@ -89,6 +89,12 @@ class PerturbedDenoiser(nn.Module):
         errors: Tensor = self.errors(x_t, sigma)[..., : logits.shape[-1]]
         return (logits + errors).log_softmax(-1)
 
+    def hidden(self, x_t: Tensor, sigma: Tensor, valid: Tensor | None = None) -> Tensor:
+        return self.log_mean(x_t, sigma)
+
+    def log_mean_at(self, hidden: Tensor, x_t: Tensor, sigma: Tensor) -> Tensor:
+        return hidden
+
     def forward(self, x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b L n"]:
         return self.process.mean_score(self.log_mean(x_t, sigma), x_t, sigma)
 
