@@ -205,7 +205,7 @@ def with_a_smaller_weight(patch: pytest.MonkeyPatch) -> None:
 
 
 def without_constant(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("sedd.process.score_entropy", NoConstant())
+    patch.setattr("sedd.divergence.score_entropy", NoConstant())
 
 
 def from_a_later_time(patch: pytest.MonkeyPatch) -> None:
