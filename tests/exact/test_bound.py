@@ -190,7 +190,7 @@ def inverted(ratios: object) -> object:
 @pytest.mark.parametrize("mutant", ["none", "constant dropped", "ratio inverted", "Q transposed", "sigma for rate"])
 def test_mutants_are_caught(kind: Kind, schedule: Schedule, mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if mutant == "constant dropped":
-        monkeypatch.setattr("sedd.process.score_entropy", NoConstant())
+        monkeypatch.setattr("sedd.divergence.score_entropy", NoConstant())
     if mutant == "ratio inverted":
         monkeypatch.setattr(Process, "ratios", inverted(Process.ratios))
     if mutant == "Q transposed" and kind is Uniform:
