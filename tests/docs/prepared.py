@@ -81,7 +81,7 @@ def write_texts(folder: Path) -> None:
 def write_token_files(folder: Path) -> None:
     """Write token files of Megatron, datatrove and dolma, and the tokenizer of their ids."""
     tokenizer = BPE.train([sentences(100)], 300)
-    (folder / "tokenizer.json").write_bytes(tokenizer.extra_files["tokenizer.json"])
+    (folder / "tokenizer.json").write_text(tokenizer.definition)
     documents = [tokenizer.encode(line) for line in sentences(200).splitlines()]
     lengths = [len(document) for document in documents]
     ids = np.concatenate([np.asarray(document) for document in documents]).astype("<u2")
