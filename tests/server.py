@@ -39,7 +39,7 @@ PRELOADED = (
     "sedd.evaluation.quality.judges",
     "sedd.evaluation.quality.plots",
     "sedd.evaluation.quality.results",
-    "sedd.hub.models",
+    "sedd.hub",
     "sedd.training.loop",
 )
 for module in PRELOADED:
