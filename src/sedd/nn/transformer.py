@@ -249,17 +249,8 @@ class Transformer(nn.Module, ABC):
     ) -> None:
         super().__init__()
         outputs = states if outputs is None else outputs
-        if states < 2 or outputs < 2:
-            raise ValueError(f"states is {states} and outputs is {outputs}; a token needs at least 2 of each")
-        if depth < 1:
-            raise ValueError(f"depth is {depth}; a network needs at least 1 block")
-        if heads < 1 or width < 1 or width % heads:
-            raise ValueError(f"width {width} is not a multiple of heads {heads}")
-        if width // heads % 2:
-            each = f"width {width} over {heads} heads leaves {width // heads} per head"
-            raise ValueError(f"{each}; rotary embeddings rotate pairs, so it must be even")
-        if time_conditioning and cond_dim < 1:
-            raise ValueError(f"cond_dim is {cond_dim}; it must be at least 1 (time_conditioning=False has none)")
+        if width % (2 * heads):
+            raise ValueError(f"width {width} is no multiple of twice heads {heads}; rotary embeddings rotate pairs")
         if not 0 <= dropout < 1:
             raise ValueError(f"dropout is {dropout}; it must lie in [0, 1)")
         if hollow and (causal or ngrams):
@@ -353,13 +344,12 @@ class Transformer(nn.Module, ABC):
 
         The rotation is an argument: a compiler would recompute its sines wherever they are used.
         """
-        pattern = mask = c = None
+        pattern = c = None
         if self.hollow:
             pattern = hollow_mask(h.shape[1] // STREAMS, h.device)
         elif self.causal and valid is not None:
             pattern = torch.ones(h.shape[1], h.shape[1], dtype=torch.bool, device=h.device).tril()
-        if self.hollow or valid is not None:
-            mask = attention_mask(valid, pattern)
+        mask = attention_mask(valid, pattern)
         if self.sigma_map is not None:
             tensors.check_sigma(sigma)
             c = self.sigma_map(sigma.to(upcast_dtype(self.output_layer.linear.weight.dtype)))
