@@ -157,12 +157,8 @@ def test_names_that_lead_nowhere(name: str, words: list[str], code: Path, refuse
 @pytest.mark.parametrize(
     ("section", "labels", "words"),
     [
-        (
-            {"class": "mynets:MyNet", "depth": 3},
-            0,
-            ["mynets:MyNet has no option depth", "width, length, labels, causal"],
-        ),
-        ({"class": "mynets:Picky"}, 0, ["needs width", "--set network.width="]),
+        ({"class": "mynets:MyNet", "depth": 3}, 0, ["mynets:MyNet(num_states, width=16", "argument 'depth'"]),
+        ({"class": "mynets:Picky"}, 0, ["argument: 'width'", "--set network.width="]),
         ({"class": "mynets:Stateless"}, 0, ["number of states first"]),
         ({"class": "mynets:Timeless"}, 2, ["labels", "mynets:Timeless"]),
     ],

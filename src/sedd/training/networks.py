@@ -148,17 +148,14 @@ def build(network: Settings, states: int, length: int, labels: int) -> "nn.Modul
     """
     found, name = import_class(network), network["class"]
     options = {option: value for option, value in network.items() if option != "class"}
-    parameters = inspect.signature(found).parameters.values()
-    named = [p for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
-    if not named or named[0].kind is named[0].KEYWORD_ONLY:
-        raise ValueError(f"the constructor of {name} must take the number of states first, as in {name}(num_states)")
-    taken = {p.name: p.default is p.empty for p in named[1:]}
-    unknown = [option for option in options if option not in taken]
-    if unknown and not any(p.kind is p.VAR_KEYWORD for p in parameters):
-        raise ValueError(f"network {name} has no option {', '.join(unknown)}; it takes {', '.join(taken) or 'none'}")
-    if labels and "labels" not in taken:
+    signature = inspect.signature(found)
+    if labels and "labels" not in signature.parameters:
         raise ValueError(f"the data has labels, and the constructor of {name} has no argument labels; add it")
-    given = {k: v for k, v in {"length": length, "labels": labels}.items() if k in taken} | options
-    if missing := [option for option, is_required in taken.items() if is_required and option not in given]:
-        raise ValueError(f"network {name} needs {', '.join(missing)}; set it, as in --set network.{missing[0]}=…")
+    given = {"length": length, "labels": labels}
+    given = {option: value for option, value in given.items() if option in signature.parameters} | options
+    try:
+        signature.bind(states, **given)
+    except TypeError as error:
+        advice = "it must take the number of states first; set other arguments as in --set network.width=…"
+        raise ValueError(f"network {name}{signature} cannot be built: {error}; {advice}") from None
     return found(states, **given)
