@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from sedd import reverse, tensors
+from sedd import tensors
 from sedd.process import Process
 from sedd.schedule import LogLinear, Schedule
 from sedd.tensors import PerSequence, PerState, PerToken, Tokens, upcast
@@ -188,10 +188,6 @@ class ScoreModel(DiffusionModel):
 
     logits_are_scores = True
 
-    def logit_shift(self, sigma: PerRow) -> PerRow:
-        """Return the process's shift: 0 (uniform) or −log(e^σ − 1) − log N (absorbing)."""
-        return reverse.log_score_shift(self.process, sigma)
-
     def _log_score(self, output: Tensor, x_t: Tensor, sigma: Tensor) -> Tensor:
         """log s_y = z_y (uniform) or z_y − log(e^σ − 1) − log N (absorbing).  [§5]"""
         shift = self.process.base_log_score(x_t, sigma.to(output.dtype))
@@ -229,9 +225,6 @@ class MeanModel(DiffusionModel):
     the same for every x_0, and p is the softmax of z. Under uniform noise it makes x_t the likeliest clean token where
     there is little noise: with any finite z the scores are finite, and so is the bound.
     """
-
-    def logit_shift(self, sigma: PerRow) -> PerRow:
-        return torch.zeros_like(sigma)
 
     def log_mean(self, x_t: Tokens, sigma: PerSequence) -> PerToken:
         """Return log p(x_0 | x_t)."""

@@ -203,10 +203,12 @@ class SamplingModel:
 
     def draw_fused(self, hidden: Hidden, x: TokenAt, sigma: PerRow, u: Uniforms, weights: AffineWeights) -> TokenAt:
         """Draw the next token at k positions from logits, by weights in terms of the scores or of p(x_0 | x)."""
-        if not self.model.logits_are_scores:  # logits are those of p(x_0 | x) but for the likelihood of x
+        is_score, shift = self.model.logits_are_scores, torch.zeros_like(sigma)
+        if is_score:
+            shift = reverse.log_score_shift(self.process, sigma)
+        else:  # logits are those of p(x_0 | x) but for the likelihood of x
             weights = weights.scale_own(reverse.own_log_likelihood(self.process, sigma.double()).exp())
-        shift = self.model.logit_shift(sigma).float()
-        head = HeadLogits(self.model.logits(hidden), self.process.vocab_size, shift, self.model.logits_are_scores)
+        head = HeadLogits(self.model.logits(hidden), self.process.vocab_size, shift.float(), is_score)
         drawn = sample_categorical(head, x, weights, u)
         self.stats.clamped = self.stats.clamped + drawn.clamped_count
         return drawn.tokens
