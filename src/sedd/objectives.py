@@ -38,15 +38,10 @@ class Coefficients(ABC):
     """All of a loss but the network's output, so that plain and fused losses share one definition."""
 
     x_t: Tokens
-    """The noisy tokens, on which the network is called."""
     x_0: Tokens
-    """The clean tokens."""
-    sigma: PerSequence
-    """The noise level at which it is called."""
-    weight: PerSequence
-    """The weight of each sequence's loss."""
-    counts: Bool[Tensor, "*b L"] | None
-    """False where the loss is 0 whatever the model returns; None: no position is."""
+    sigma: PerSequence  # the noise level at which the network is called
+    weight: PerSequence  # the weight of each sequence's loss
+    counts: Bool[Tensor, "*b L"] | None  # False where the loss is 0 whatever the model returns; None: nowhere
 
     @abstractmethod
     def loss(self, model: Any) -> PerPosition:

@@ -7,7 +7,6 @@ processes together train on those of a single one.
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -97,9 +96,6 @@ class TrainingDataLoader:
 def use_one_core(pool: ThreadPoolExecutor) -> None:
     """Let the thread of a pool use one core: threads that wait for its next operation would take the main thread's."""
     threads = torch.get_num_threads()
-    for call in (
-        partial(torch.set_num_threads, 1),
-        torch.get_num_threads,
-    ):  # the second makes it keep that
-        pool.submit(call).result()
+    pool.submit(torch.set_num_threads, 1).result()
+    pool.submit(torch.get_num_threads).result()  # makes it keep that
     torch.set_num_threads(threads)

@@ -7,7 +7,7 @@ Li et al. 2025, "NorMuon: Making Muon more efficient and scalable", arXiv 2510.0
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -74,10 +74,8 @@ class Muon(torch.optim.Optimizer):
         self.found_inf: Tensor | None = None
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+    def step(self) -> None:  # type: ignore[override]
         """Update the matrices that have a gradient."""
-        if closure is not None:
-            raise ValueError("Muon takes no closure")
         for group in self.param_groups:
             by_shape: defaultdict[tuple[object, ...], list[Tensor]] = defaultdict(list)
             for matrix in group["params"]:
