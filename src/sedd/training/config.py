@@ -7,7 +7,7 @@ from functools import partial
 from typing import Annotated, Any, get_type_hints
 
 from sedd.registry import PARAMETERIZATIONS, Registry
-from sedd.schema import MAX_COUNT, MAX_SAMPLES, check_choice, check_seed, from_dict
+from sedd.schema import MAX_COUNT, MAX_SAMPLES, check_choice, check_count, check_seed, from_dict
 
 SCHEDULES = Registry(
     "schedule",
@@ -95,12 +95,7 @@ def one_of(*names: str) -> Rule:
 
 def count(least: int, most: int) -> Rule:
     """Allow a range of integers; a larger one is a mistake, or asks for more memory than machines have."""
-
-    def check(name: str, value: int) -> None:
-        if not least <= value <= most:
-            raise ValueError(f"{name} is {value}; it must lie in {least}..{most:,}")
-
-    return check
+    return partial(check_count, least=least, most=most)
 
 
 def within(interval: str) -> Rule:
@@ -118,6 +113,13 @@ def within(interval: str) -> Rule:
 MAX_STEPS = 10**8 - 1  # the names of checkpoints have eight digits
 Interval = Annotated[int, count(0, MAX_STEPS)]
 Fraction = Annotated[float, within("[0, 1]")]
+NEEDS = {
+    "data.label": ("packing", "lines"),
+    "noise.mask_share": ("process", "hybrid"),
+    "model.ngrams": ("architecture", "modern"),
+    "model.embedding_norm": ("architecture", "modern"),
+}
+"""Options that only apply with one value of another option of their section."""
 
 
 class _Section:
@@ -126,9 +128,12 @@ class _Section:
     def __post_init__(self) -> None:
         section = type(self).__name__.removesuffix("Config").lower()
         for name, hint in get_type_hints(type(self), include_extras=True).items():
-            if (value := getattr(self, name)) is not None:
-                for rule in getattr(hint, "__metadata__", ()):
-                    rule(f"{section}.{name}", value)
+            key, value = f"{section}.{name}", getattr(self, name)
+            for rule in getattr(hint, "__metadata__", ()) if value is not None else ():
+                rule(key, value)
+            if value and (needed := NEEDS.get(key)) and getattr(self, needed[0]) != needed[1]:
+                needs = f"{section}.{needed[0]}={needed[1]}"
+                raise ValueError(f"{key} is {value!r}; set {needs} too, or leave it out")
 
 
 @dataclass
@@ -154,11 +159,6 @@ class DataConfig(_Section):
     val_fraction: Annotated[float, within("(0, 1)")] = 0.05
     """Fraction of the data that is held out for validation, rounded to the nearest number of blocks or records."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.label is not None and self.packing == "packed":
-            raise ValueError(f"data.label is {self.label!r}, and packed text has no records; set data.packing=lines")
-
     @property
     def fitted_fraction(self) -> float:
         """The first part of the data, which the tokenizer is fitted to.
@@ -183,11 +183,6 @@ class NoiseConfig(_Section):
     """Options of the schedule: see the table below."""
     mask_share: Annotated[float | None, within("(0, 1)")] = None
     """Probability that hybrid noise replaces a token by the mask rather than by a random token; by default 0.9."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.mask_share is not None and self.process != "hybrid":
-            raise ValueError(f"noise.mask_share is {self.mask_share}; set noise.process=hybrid too, or leave it out")
 
 
 @dataclass
@@ -218,12 +213,6 @@ class ModelConfig(_Section):
     time_conditioning: Annotated[str | None, one_of("sigma", "zero", "none")] = None
     """Noise level given to the network: sigma, zero (always 0, as MDLM's) or none (time-free); by default sigma, and
     none for objectives that have no times."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("ngrams", "embedding_norm"):
-            if (value := getattr(self, name)) and self.architecture == "reference":
-                raise ValueError(f"model.{name} is {value}; set model.architecture=modern too, or leave it out")
 
 
 @dataclass
@@ -277,10 +266,7 @@ class BudgetConfig(_Section):
     def spent(self, step: int, tokens: int, seconds: float) -> float:
         """Return the fraction of the nearest limit that is used, at most 1."""
         done = {"steps": step, "tokens": tokens, "minutes": seconds / 60}
-        used = 0.0
-        for name, limit in self.limits.items():
-            used = max(used, done[name] / limit)
-        return min(1.0, used)
+        return min(1.0, max((done[name] / limit for name, limit in self.limits.items()), default=0.0))
 
     def describe_spent(self, step: int, tokens: int, seconds: float) -> str:
         """Say that a budget is used up, and which one is larger by as much: budgets are totals of a run."""
