@@ -231,6 +231,22 @@ def test_score_is_the_bound(served: Site) -> None:
         assert (found["tokens"], found["is_exact"]) == (bound.tokens, False)
 
 
+def test_a_score_that_fails_in_the_server_is_answered_with_an_error(
+    served: Site, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: Any, **options: Any) -> None:
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(sedd.Model, "bound", fail)
+    reply = served.send("/v1/score", {"text": "abc"})
+    error = reply.json["error"]
+    assert (reply.status, error["type"], error["code"]) == (500, "server_error", "internal_error")
+    assert "broken" in error["message"]
+    assert "RuntimeError: broken" in capfd.readouterr().err  # with its traceback, for whoever runs the server
+    monkeypatch.undo()
+    assert served.send("/v1/score", {"text": "abc"}).status == 200  # the engine goes on
+
+
 def test_tokens_and_models(served: Site) -> None:
     assert served.send("/v1/tokenize", {"text": "cab"}).json["tokens"][0] == {"id": 2, "text": "c"}
     [model] = served.send("/v1/models").json["data"]
