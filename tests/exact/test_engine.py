@@ -19,7 +19,7 @@ from sedd.serve import batch
 from sedd.serve.app import build_app
 from sedd.serve.engine import Engine
 from sedd.serve.errors import RequestError
-from sedd.serve.jobs import Failed, Job, Row
+from sedd.serve.jobs import Failed, Item, Job, Row
 from sedd.serve.limits import Limits
 
 FALSE_ALARM = 1e-6
@@ -266,7 +266,7 @@ def test_work_is_admitted_by_its_cost(monkeypatch: pytest.MonkeyPatch) -> None:
         alone = Collector([row])
         engine.submit(alone.job)  # nothing else is there to wait for
         alone.wait()
-        engine._costs[alone.job, 0], engine.tokens_per_second = 50, 1.0
+        engine._costs[Item(row, 0, alone.job)], engine.tokens_per_second = 50, 1.0
         with pytest.raises(RequestError, match="busy") as refused:
             engine.submit(Collector([row]).job)
         assert refused.value.headers["retry-after"] == "60"  # 150 s, which is cut

@@ -18,7 +18,7 @@ from sedd.runtime.cuda_graphs import batch_bucket
 from sedd.samplers.loop import Prompt, Rows
 from sedd.samplers.model import SamplingModel, SamplingStats
 from sedd.sampling_settings import SamplingSettings
-from sedd.serve.jobs import Edit, Event, Failed, Finished, Job, Row, Step
+from sedd.serve.jobs import Edit, Event, Failed, Finished, Item, Row, Step
 
 GRAIN = 16
 """Widths are multiples of it, or the model's sequence length."""
@@ -30,26 +30,12 @@ def width_bucket(length: int, longest: int) -> int:
     return min(longest, GRAIN * batch_bucket(-(-length // GRAIN)))
 
 
-@dataclass(eq=False)
-class BatchRow:
-    """A row of a job, which waits for its slot or has one."""
-
-    row: Row
-    place: int
-    """Its place in the job."""
-    job: Job
-    calls: int = 0
-    """Calls of the model so far."""
-    network_calls: int = 0
-    failed: Failed | None = None
-
-
 @dataclass
 class Group:
     """Rows that are drawn together."""
 
     rows: Rows
-    members: list[BatchRow]
+    members: list[Item[Row]]
     labels: list[int]
     """The labels with which the network reads them: two with guidance."""
 
@@ -72,14 +58,14 @@ class SharedBatch:
     """Rows that needed no forward pass in the last advance."""
 
     @property
-    def members(self) -> list[BatchRow]:
+    def members(self) -> list[Item[Row]]:
         """All rows."""
         return [member for group in list(self.groups.values()) for member in group.members]
 
     # Rows come and go --------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def add(self, member: BatchRow) -> list[Edit]:
+    def add(self, member: Item[Row]) -> list[Edit]:
         """Add a row and return its noise other than masks.
 
         Its plan and its noise are drawn on the CPU, where small operations take the least time.
@@ -110,7 +96,7 @@ class SharedBatch:
         label = self.loaded.labels.index(settings.label)
         return [label] if settings.guidance == 1 else [none, label]
 
-    def remove(self, gone: list[BatchRow]) -> None:
+    def remove(self, gone: list[Item[Row]]) -> None:
         """Remove rows."""
         for key, group in list(self.groups.items()):
             kept = [i for i, member in enumerate(group.members) if member not in gone]
@@ -122,7 +108,7 @@ class SharedBatch:
     # A step of every row -----------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def advance(self) -> list[tuple[BatchRow, Event]]:
+    def advance(self) -> list[tuple[Item[Row], Event]]:
         """Make one step of every row and return what happened; the rows that are done are removed."""
         self.stats.batch_calls = self.stats.row_calls = self.skipped = 0
         groups = list(self.groups.values())
@@ -167,7 +153,7 @@ class SharedBatch:
         hidden: Tensor = model.hidden(x[at], sigma[at], None if valid is None else valid[at])
         return hidden[:count]
 
-    def _step(self, group: Group) -> list[tuple[BatchRow, Event]]:
+    def _step(self, group: Group) -> list[tuple[Item[Row], Event]]:
         """Draw the next tokens of a group, and return the events of its rows."""
         before, members, spent = copy.copy(group.rows), group.members, self.stats.row_calls
         self._advance(group)
@@ -176,7 +162,7 @@ class SharedBatch:
         tokens = x.tolist() if streams or done.any() else []
         if streams:
             changed, steps, times = (x != before.x).tolist(), before.step.tolist(), before.now(before.times).tolist()
-        events: list[tuple[BatchRow, Event]] = []
+        events: list[tuple[Item[Row], Event]] = []
         for i, member in enumerate(members):
             row, job, details = member.row, member.job, list[Edit]()
             member.calls, member.network_calls = member.calls + 1, member.network_calls + network_calls // len(members)
@@ -190,8 +176,8 @@ class SharedBatch:
                 continue
             if job.streams:
                 edits = details or [Edit(p, tokens[i][p]) for p, is_new in enumerate(changed[i]) if is_new]
-                total = int(before.calls[i])
-                events.append((member, Step(steps[i], times[i], member.calls, total, row.in_text(edits))))
+                shown = [edit for edit in edits if edit.position < row.text.stop]
+                events.append((member, Step(steps[i], times[i], member.calls, int(before.calls[i]), shown)))
             if done[i]:
                 ids = tokens[i][row.text]
                 is_text = min(ids) >= 0 and max(ids) < self.loaded.process.vocab_size  # a mask was drawn from NaN

@@ -14,9 +14,9 @@ from collections import Counter
 from typing import cast
 
 from sedd.loading import LoadedModel
-from sedd.serve.batch import BatchRow, SharedBatch, failure_of, width_bucket
+from sedd.serve.batch import SharedBatch, failure_of, width_bucket
 from sedd.serve.errors import RequestError
-from sedd.serve.jobs import Call, Failed, FairQueue, Item, Job, Row, Step
+from sedd.serve.jobs import Call, Failed, FairQueue, Item, Job, Row, Step, Waiting
 from sedd.serve.limits import Limits
 from sedd.serve.metrics import Metrics
 
@@ -41,8 +41,7 @@ class Engine:
         self.metrics.watch("sedd_outstanding_cost", "Tokens still to be read by the network", lambda: self.outstanding)
         self.tokens_per_second = math.inf  # the cost that is done per second while at least half of the slots are used
         self._queue = FairQueue()
-        self._costs: dict[tuple[Job, int], int] = {}
-        """The cost of every row or call that is accepted and not done, by its job and its place there."""
+        self._costs: dict[Waiting, int] = {}  # of every row or call that is accepted and not done
         self._batches: dict[tuple[int, bool], SharedBatch] = {}
         self._condition = threading.Condition()
         self._stopping = False
@@ -83,10 +82,10 @@ class Engine:
             return sum(self._costs.values())
 
     def submit(self, job: Job) -> None:
-        items = [Item(row, place, job) for place, row in enumerate(job.rows)]
+        items: list[Waiting] = [Item(row, place, job) for place, row in enumerate(job.rows)]
         with self._condition:
             if not self._stopping:
-                costs = {(job, item.place): item.row.cost for item in items}
+                costs = {item: item.row.cost for item in items}
                 self._admit(job.client, list(costs.values()))
                 self._costs |= costs
                 for item in items:
@@ -101,8 +100,8 @@ class Engine:
 
         Clients take turns, so that n times a client's own work is done by the time when its last row is.
         """
-        clients = len({job.client for job, _ in self._costs} | {client})
-        own = [cost for (job, _), cost in self._costs.items() if job.client == client] + costs
+        clients = len({item.job.client for item in self._costs} | {client})
+        own = [cost for item, cost in self._costs.items() if item.job.client == client] + costs
         rows, waiting, outstanding = len(costs), self.waiting, self.outstanding
         seconds = min(outstanding + sum(costs), clients * sum(own)) / self.tokens_per_second
         places = self.limits.slots + self.limits.queue  # a burst may come while slots are empty
@@ -122,7 +121,7 @@ class Engine:
                 self._condition.wait_for(lambda: self._stopping or self.waiting or self.running)
                 if self._stopping:
                     break
-                call = self._queue.pop(lambda item: isinstance(item.row, Call))
+                call = cast("Item[Call] | None", self._queue.pop(lambda item: isinstance(item.row, Call)))
             try:
                 if call:
                     self._make_call(call)
@@ -172,7 +171,7 @@ class Engine:
         """Remove rows and calls whose client has gone or whose time is over."""
         now = time.monotonic()
         with self._condition:
-            late: list[Item | BatchRow] = [*self._queue.remove(lambda job: _reason(job, now) is not None)]
+            late: list[Waiting] = [*self._queue.remove(lambda job: _reason(job, now) is not None)]
         for batch in self._batches.values():
             gone = [row for row in batch.members if _reason(row.job, now)]
             batch.remove(gone)
@@ -180,21 +179,20 @@ class Engine:
         for item in late:
             self._end(item, _reason(item.job, now) or CANCELED)
 
-    def _admit_next(self) -> BatchRow | None:
+    def _admit_next(self) -> Item[Row] | None:
         """Return the next row to enter; a client, and a request, leave some slots to others: see `RESERVED`."""
         jobs = [row.job for batch in self._batches.values() for row in batch.members]
         of_client, of_job = Counter(job.client for job in jobs), Counter(jobs)
         slots, left = self.limits.slots, self.limits.slots // RESERVED
 
-        def may_enter(item: Item) -> bool:
+        def may_enter(item: Waiting) -> bool:
             has_room = of_client[item.job.client] < slots - left and of_job[item.job] < slots - 2 * left
             return isinstance(item.row, Row) and has_room
 
         with self._condition:
-            item = self._queue.pop(may_enter)
-        return BatchRow(cast("Row", item.row), item.place, item.job) if item else None
+            return cast("Item[Row] | None", self._queue.pop(may_enter))
 
-    def _enter(self, row: BatchRow) -> None:
+    def _enter(self, row: Item[Row]) -> None:
         try:
             length, longest = len(row.row.given), self.loaded.config.model.seq_len
             width = width_bucket(length, longest)
@@ -209,7 +207,7 @@ class Engine:
         except Exception as error:
             self._end(row, failure_of(error))
 
-    def _make_call(self, item: Item) -> None:
+    def _make_call(self, item: Item[Call]) -> None:
         """Run a function that needs the model; rows go on in between."""
 
         def proceed() -> None:
@@ -219,7 +217,7 @@ class Engine:
 
         try:
             proceed()
-            event = cast("Call", item.row).function(proceed)
+            event = item.row.function(proceed)
         except _Dropped as dropped:
             [event] = dropped.args
         except Exception as error:
@@ -228,15 +226,15 @@ class Engine:
                 traceback.print_exc(file=sys.stderr)
         self._end(item, event)
 
-    def _end(self, item: Item | BatchRow, event: object) -> None:
+    def _end(self, item: Waiting, event: object) -> None:
         """Report the last event of a row, or what a call has returned."""
         with self._condition:
-            self._costs.pop((item.job, item.place), None)
+            self._costs.pop(item, None)
         if isinstance(item.row, Row):
             self.metrics.count_end(event, item.row.given[item.row.text].count(-1))
         self._report(item, event)
 
-    def _report(self, item: Item | BatchRow, event: object) -> None:
+    def _report(self, item: Waiting, event: object) -> None:
         with contextlib.suppress(RuntimeError):  # the event loop is closed
             item.job.on_event(item.place, event)
 

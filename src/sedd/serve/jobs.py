@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple, final
+from typing import Generic, NamedTuple, TypeVar, final
 
 from sedd.samplers.model import networks
 from sedd.samplers.run import SamplingRun
@@ -61,9 +61,6 @@ class Row:
     def text(self) -> slice:
         return slice(0, len(self.given) if self.kept is None else self.kept)
 
-    def in_text(self, edits: list[Edit]) -> list[Edit]:
-        return [edit for edit in edits if edit.position < self.text.stop]
-
     @cached_property
     def total_calls(self) -> int:
         """The number of calls of the model, expected where it is random, at most one per position where unknown."""
@@ -85,6 +82,9 @@ class Call:
     cost: int
 
 
+Work = TypeVar("Work", bound=Row | Call, covariant=True)
+
+
 @dataclass(eq=False)
 class Job:
     """The rows, or the call, of one request."""
@@ -99,12 +99,19 @@ class Job:
     canceled: bool = field(default=False, init=False)
 
 
-class Item(NamedTuple):
-    """A row or a call that waits, and its place in its job."""
+@dataclass(eq=False)
+class Item(Generic[Work]):
+    """A row or a call of a job, which waits or is worked on."""
 
-    row: Row | Call
-    place: int
+    row: Work
+    place: int  # in the job
     job: Job
+    calls: int = 0  # of the model so far
+    network_calls: int = 0
+    failed: Failed | None = None
+
+
+Waiting = Item[Row | Call]
 
 
 @final
@@ -116,16 +123,16 @@ class FairQueue:
     """
 
     def __init__(self) -> None:
-        self._items: dict[str, dict[Job, deque[Item]]] = {}  # by client and job; the first of each is next
+        self._items: dict[str, dict[Job, deque[Waiting]]] = {}  # by client and job; the first of each is next
 
     def __len__(self) -> int:
         return sum(len(items) for jobs in list(self._items.values()) for items in list(jobs.values()))
 
-    def push(self, item: Item) -> None:
+    def push(self, item: Waiting) -> None:
         """Add an item; a new client's turn is the last, and so is a new job's of its client."""
         self._items.setdefault(item.job.client, {}).setdefault(item.job, deque()).append(item)
 
-    def pop(self, may: Callable[[Item], bool]) -> Item | None:
+    def pop(self, may: Callable[[Waiting], bool]) -> Waiting | None:
         """Remove the next item that may have a turn, which is decided per job; None if there is none."""
         for jobs in self._items.values():
             for job, items in jobs.items():
@@ -135,7 +142,7 @@ class FairQueue:
                     return item
         return None
 
-    def remove(self, is_gone: Callable[[Job], bool]) -> list[Item]:
+    def remove(self, is_gone: Callable[[Job], bool]) -> list[Waiting]:
         """Remove and return the items of jobs for which ``is_gone`` holds."""
         gone = [job for jobs in self._items.values() for job in jobs if is_gone(job)]
         items = [item for job in gone for item in self._items[job.client][job]]
@@ -143,7 +150,7 @@ class FairQueue:
             self._replace(job, deque())
         return items
 
-    def _replace(self, job: Job, items: deque[Item]) -> None:
+    def _replace(self, job: Job, items: deque[Waiting]) -> None:
         """Let others have their turn before what is left of a job."""
         jobs = self._items.pop(job.client)
         del jobs[job]
