@@ -254,9 +254,9 @@ def test_files_without_samples_are_refused(tmp_path: Path, name: str, content: s
 def test_ids_are_used_if_they_decode_to_the_same_text(judge: Judge) -> None:
     """Encoding 'abc' merges 'ab' into one token; the sample's own ids are left unmerged."""
     drawn = SampleSet([Sample("abc", [0, 1, 2])], "drawn")
-    assert samples.encode_for_judge(drawn, judge).ids[0].tolist() == judge.encode(["abc"])[0].tolist() != [0, 1, 2]
-    assert samples.encode_for_judge(drawn, judge, by_ids=True).ids[0].tolist() == [0, 1, 2]
-    assert samples.encode_for_judge(SampleSet([Sample(None, [0, 1, 2])], "ids"), judge).ids[0].tolist() == [0, 1, 2]
+    assert samples.encode_for_judge(drawn, judge)[0][0].tolist() == judge.encode(["abc"])[0].tolist() != [0, 1, 2]
+    assert samples.encode_for_judge(drawn, judge, by_ids=True)[0][0].tolist() == [0, 1, 2]
+    assert samples.encode_for_judge(SampleSet([Sample(None, [0, 1, 2])], "ids"), judge)[0][0].tolist() == [0, 1, 2]
     for wrong, sentence in (
         (Sample("abd", [0, 1, 2]), "decode to another text"),
         (Sample(None, [0, 999]), "holds id 999"),
@@ -270,8 +270,8 @@ def test_samples_longer_than_the_context_are_refused_or_truncated(judge: Judge) 
     long = SampleSet([Sample("c" * 60, None), Sample("c" * 48, None)], "long")
     with pytest.raises(ValueError, match="sample 0 of long has 60 tokens of the judge, which reads 48"):
         samples.encode_for_judge(long, judge)
-    found = samples.encode_for_judge(long, judge, truncate=True)
-    assert ([len(ids) for ids in found.ids], found.truncated) == ([48, 48], 1)
+    rows, facts = samples.encode_for_judge(long, judge, truncate=True)
+    assert ([len(ids) for ids in rows], facts["truncated"]) == ([48, 48], 1)
     with pytest.raises(ValueError, match="none of which is counted"):
         samples.encode_for_judge(SampleSet([Sample("c", None)], "short"), judge)
 
@@ -404,15 +404,15 @@ def test_the_plot_joins_records_that_differ_in_the_first_swept_setting() -> None
 
 
 def test_sweeps() -> None:
-    base = samples.SweepPoint(samplers.SamplingSettings(seed=3))
+    base = samplers.SamplingSettings(seed=3), None
     assert samples.sweep_points(base, {}) == [base]
     found = samples.sweep_points(base, samples.parse_sweeps(["steps=4,inf", "temperature=0.5,1"]))
-    settings = [(point.settings.steps, point.settings.temperature, point.settings.seed) for point in found]
+    settings = [(one.steps, one.temperature, one.seed) for one, _ in found]
     assert settings == [(4, 0.5, 3), (4, 1.0, 3), (None, 0.5, 3), (None, 1.0, 3)]
     axes = samples.parse_sweeps(["sampler=remask", "eta=0.1", "top-k=2", "length=5"])
-    (point,) = samples.sweep_points(base, axes)
-    assert (point.settings.sampler, point.settings.options, point.length) == ("remask", {"eta": 0.1}, 5)
-    assert (point.settings.top_k, [*axes]) == (2, ["sampler", "eta", "top_k", "length"])
+    ((chosen, length),) = samples.sweep_points(base, axes)
+    assert (chosen.sampler, chosen.options, length) == ("remask", {"eta": 0.1}, 5)
+    assert (chosen.top_k, [*axes]) == (2, ["sampler", "eta", "top_k", "length"])
 
 
 @pytest.mark.parametrize(
@@ -428,7 +428,7 @@ def test_sweeps() -> None:
 )
 def test_bad_sweeps(spec: str, sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
-        samples.sweep_points(samples.SweepPoint(samplers.SamplingSettings()), samples.parse_sweeps([spec]))
+        samples.sweep_points((samplers.SamplingSettings(), None), samples.parse_sweeps([spec]))
 
 
 def test_mauve_is_near_one_for_equal_and_near_zero_for_different_distributions(judge: Judge) -> None:

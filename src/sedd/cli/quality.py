@@ -100,7 +100,7 @@ def quality(
         _check_out(save, RECORDS[1:])
     paths = [_find_input(path) for path in inputs] if inputs else [root.find_model(None)]
     swept = sample_sets.parse_sweeps(sweep or [])
-    points = sample_sets.sweep_points(sample_sets.SweepPoint(sampling, length), swept)
+    points = sample_sets.sweep_points((sampling, length), swept)
     molecules = molecules or (judge is None and all(_is_molecule_run(path) for path in paths))
     if save is not None and (len(paths) > 1 or len(points) > 1):
         raise ValueError("save takes the samples of one run and one setting; leave out other inputs and --sweep")
@@ -124,8 +124,8 @@ def quality(
         """Check an input now; samples of a run are drawn when iterated over."""
         if judges.is_run_folder(path):
             loaded = load_model(path, device=where)
-            runs = [samplers.SamplingRun.of(loaded, point.settings) for point in points]
-            prompts = [samplers.blank_prompt(loaded, count, point.length) for point in points]
+            runs = [samplers.SamplingRun.of(loaded, setting) for setting, _ in points]
+            prompts = [samplers.blank_prompt(loaded, count, size) for _, size in points]
 
             def draw(run: samplers.SamplingRun, prompt: samplers.Prompt) -> "SampleSet":
                 with progress_on_stderr(f"sampling {path}") as on_progress:

@@ -91,7 +91,7 @@ class MauveReference:
         except ImportError:
             raise ValueError(f"MAUVE needs the package mauve-text; install it: {install_hint('mauve')}") from None
         self._compute, self.source = mauve.compute_mauve, texts.source
-        self.features = _features(judge, encode_for_judge(texts, judge, truncate=True).ids, batch, self.source)
+        self.features = _features(judge, encode_for_judge(texts, judge, truncate=True)[0], batch, self.source)
 
     def compare(self, judge: Judge, rows: list[Ids], batch: int) -> dict[str, Any]:
         """Return MAUVE, between 0 and 1, with mauve-text's default settings; nothing is downloaded."""

@@ -29,12 +29,12 @@ def evaluate_samples(
     ``by_ids`` and ``truncate`` are as for `encode_for_judge`; ``batch`` is the number of samples per forward pass.
     """
     check_count("judge-batch", batch)
-    encoded = encode_for_judge(samples, judge, by_ids=by_ids, truncate=truncate)
-    nats, check = score_in_low_precision(judge, encoded.ids, batch, on_progress)
-    metrics = compute_metrics(encoded.ids, nats, count_tokens(judge, encoded.ids))
+    rows, facts = encode_for_judge(samples, judge, by_ids=by_ids, truncate=truncate)
+    nats, check = score_in_low_precision(judge, rows, batch, on_progress)
+    metrics = compute_metrics(rows, nats, count_tokens(judge, rows))
     record = sampling_record(samples)
     record |= {name: _round(value) if isinstance(value, float) else value for name, value in metrics.items()}
-    record |= {} if reference is None else reference.compare(judge, encoded.ids, batch)
+    record |= {} if reference is None else reference.compare(judge, rows, batch)
     record |= judge_record(judge) | {"judge_precision_difference": None}
     if check is not None and judge.low_precision is not None:
         record["judge_precision_difference"] = {
@@ -44,7 +44,7 @@ def evaluate_samples(
         }
         if check.is_negligible:
             record["judge_precision"] = judge.low_precision.precision
-    return record | {"scored": encoded.source, "truncated": encoded.truncated}
+    return record | facts
 
 
 def sampling_record(samples: SampleSet) -> dict[str, Any]:

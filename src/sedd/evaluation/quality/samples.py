@@ -87,12 +87,8 @@ def generate_samples(
 
 # Sweeps ----------------------------------------------------------------------------------------------------
 
-
-class SweepPoint(NamedTuple):
-    """Sampling settings and the length of the samples."""
-
-    settings: SamplingSettings
-    length: int | None = None
+SweepPoint = tuple[SamplingSettings, int | None]
+"""Sampling settings, and the length of the samples."""
 
 
 def parse_sweeps(sweeps: Sequence[str]) -> dict[str, list[str]]:
@@ -123,15 +119,13 @@ def sweep_points(base: SweepPoint, axes: dict[str, list[str]]) -> list[SweepPoin
 
 def _with_value(point: SweepPoint, name: str, text: str) -> SweepPoint:
     """Return the point with another value of a setting, of the length, or of an option of the sampler."""
-    settings = point.settings
+    settings, length = point
     try:
         if name == "length":
-            return point._replace(length=int(text))
+            return settings, int(text)
         if name in SETTINGS:
-            changed: dict[str, Any] = {name: SETTINGS[name].metadata["parse"](text)}
-        else:
-            changed = {"options": {**settings.options, name: sampling_settings.parse_value(text)}}
-        return point._replace(settings=replace(settings, **changed))
+            return replace(settings, **{name: SETTINGS[name].metadata["parse"](text)}), length
+        return replace(settings, options={**settings.options, name: sampling_settings.parse_value(text)}), length
     except ValueError as error:
         raise ValueError(f"sweep of {name} cannot take {text!r}: {error}") from None
 
@@ -204,20 +198,13 @@ def _mean(values: list[Any]) -> float | None:
 # Tokens of a judge -----------------------------------------------------------------------------------------
 
 
-class EncodedSamples(NamedTuple):
-    """Samples in a judge's tokens."""
-
-    ids: list[Ids]
-    source: str  # ``text``: encoded by the judge; ``ids``: the samples' own ids
-    truncated: int  # the number of samples that were cut to the judge's context length
-
-
 def encode_for_judge(
     samples: SampleSet, judge: Judge, *, by_ids: bool = False, truncate: bool = False
-) -> EncodedSamples:
+) -> tuple[list[Ids], dict[str, Any]]:
     """Return the judge's tokens of samples: of their texts or, ``by_ids``, their own, which must decode to the texts.
 
-    A sample that is longer than the judge's context is an error, unless it may be truncated.
+    A sample that is longer than the judge's context is an error, unless it may be truncated. The fields of a result
+    that are returned too state which tokens were scored, and how many samples were truncated.
     """
     texts = [sample.text for sample in samples.require_nonempty().samples if sample.text is not None]
     by_ids = by_ids or not texts
@@ -237,8 +224,8 @@ def encode_for_judge(
             raise ValueError(f"{found}, which reads {longest:,}; sample with --length, or cut it with --truncate")
         if len(row) <= judge.skips_first_token:
             raise ValueError(f"{found}, none of which is counted; count the first with --first-token scored")
-    truncated = sum(len(row) > longest for row in rows)
-    return EncodedSamples([row[:longest] for row in rows], "ids" if by_ids else "text", truncated)
+    facts = {"scored": "ids" if by_ids else "text", "truncated": sum(len(row) > longest for row in rows)}
+    return [row[:longest] for row in rows], facts
 
 
 def _check_ids(sample: Sample, name: str, judge: Judge) -> Ids:
