@@ -1,6 +1,5 @@
 """Figures in one style, saved as PNG or embedded in a page as SVG. No window is opened."""
 
-import html
 import io
 import itertools
 import math
@@ -100,13 +99,11 @@ def save_png(figure: Figure, path: Path) -> Path:
 
 
 @Style()
-def to_svg(figure: Figure, name: str, description: str) -> str:
+def to_svg(figure: Figure, name: str) -> str:
     """Return a figure as an SVG element in the page's text colour; ``name`` is the prefix of all its ids."""
     file = io.StringIO()
     figure.savefig(file, format="svg", transparent=True, metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
     svg = file.getvalue()
     svg = svg[svg.index("<svg") :].replace("#000000", "currentColor")
     svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", svg)
-    head, content = svg.split(">", 1)
-    view_box = head.partition('viewBox="')[2].partition('"')[0]
-    return f'<svg viewBox="{view_box}" role="img" aria-label="{html.escape(description)}">{content}'
+    return re.sub(r'^<svg [^>]*(viewBox="[^"]*")[^>]*>', r"<svg \1>", svg)

@@ -136,7 +136,7 @@ def test_logs(tmp_path: Path) -> None:
         history = report.read_run(tmp_path)
         report.report_samples(history, 2, seed=0)
         if render:
-            report.render_report(history, report.report_samples(history, 2, seed=0))
+            report.render_report(history, *report.report_samples(history, 2, seed=0))
 
     lines = "\n".join(json.dumps(record) for record in RECORDS) + "\n"
     last = f"\n{json.dumps(RECORDS[1])}\n"

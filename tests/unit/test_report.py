@@ -72,7 +72,7 @@ def is_inert(page: str) -> bool:
 
 def page(folder: Path, count: int = 4) -> str:
     history = report.read_run(folder)
-    return report.render_report(history, report.report_samples(history, count, seed=0))
+    return report.render_report(history, *report.report_samples(history, count, seed=0))
 
 
 RECORDS = [record(step, seconds=step / 2, **(bound(step) if step % 50 == 0 else {})) for step in range(10, 301, 10)]
@@ -202,15 +202,15 @@ def test_samples_are_drawn_from_the_newest_checkpoint(tmp_path: Path, objective:
     ).resolved()
     loop.run(config, lambda: tmp_path / "shards", tmp_path / "run", resume=False, on_event=lambda kind, record: None)
     history = report.read_run(tmp_path / "run")
-    drawn = report.report_samples(history, 3, seed=1)
-    assert drawn == report.report_samples(history, 3, seed=1)
-    assert drawn.texts != report.report_samples(history, 3, seed=2).texts
-    assert "step-00000002" in drawn.origin
-    assert [len(text) for text in drawn.texts] == [12, 12, 12]
-    assert set("".join(drawn.texts)) <= set("one two buckle my shoe\n")
-    assert report.report_samples(history, 0, seed=0).texts == []
-    made = Reader(report.render_report(history, drawn)).text
-    assert all(text in made for text in drawn.texts)
+    texts, origin = report.report_samples(history, 3, seed=1)
+    assert (texts, origin) == report.report_samples(history, 3, seed=1)
+    assert texts != report.report_samples(history, 3, seed=2)[0]
+    assert "step-00000002" in origin
+    assert [len(text) for text in texts] == [12, 12, 12]
+    assert set("".join(texts)) <= set("one two buckle my shoe\n")
+    assert report.report_samples(history, 0, seed=0)[0] == []
+    made = Reader(report.render_report(history, texts, origin)).text
+    assert all(text in made for text in texts)
 
 
 def test_the_command(sedd: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path) -> None:

@@ -187,7 +187,7 @@ def report(
     what = f"{count_of(len(history.records), 'record')} of its log, {count_of(samples, 'sample')}, to {path}"
     root.announce(what, run)
     with Console(stderr=True).status("sampling"):
-        texts = reports.report_samples(history, samples, seed, device)
+        texts, origin = reports.report_samples(history, samples, seed, device)
     with root.writing_to(path):
-        files.write_text(path, reports.render_report(history, texts))
-    root.print_record({"report": str(path), "step": history.records[-1]["step"], "samples": len(texts.texts)}, as_json)
+        files.write_text(path, reports.render_report(history, texts, origin))
+    root.print_record({"report": str(path), "step": history.records[-1]["step"], "samples": len(texts)}, as_json)

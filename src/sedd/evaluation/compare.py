@@ -148,7 +148,7 @@ def write_comparison(
         protocol=records[0]["protocol"],
         header=COLUMNS,
         rows=table_cells([*records, *means]),
-        svg=plot.to_svg(figure, "runs", "Bits against tokens and seconds of training, for each run."),
+        svg=plot.to_svg(figure, "runs"),
     )
     files.write_text(path, page)
 

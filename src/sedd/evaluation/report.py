@@ -38,13 +38,6 @@ class RunHistory(NamedTuple):
     environment: dict[str, str] | None  # the software and hardware it ran on, if it was recorded
 
 
-class ReportSamples(NamedTuple):
-    """Texts, and a sentence about their origin."""
-
-    texts: list[str]
-    origin: str
-
-
 def read_run(folder: Path) -> RunHistory:
     """Read the folder of a run, finished or not."""
     records = run_log.read_log(folder)
@@ -54,19 +47,19 @@ def read_run(folder: Path) -> RunHistory:
     return RunHistory(folder, records, checkpoint.read_run_config(folder), environment)
 
 
-def report_samples(history: RunHistory, count: int, seed: int, device: str | None = None) -> ReportSamples:
-    """Return at most ``count`` texts: the latest that the run logged, else samples from its best checkpoint."""
+def report_samples(history: RunHistory, count: int, seed: int, device: str | None = None) -> tuple[list[str], str]:
+    """Return at most ``count`` texts, the latest that the run logged, else of its best checkpoint; and their origin."""
     check_count("samples", count, least=0)
     logged = next((record for record in reversed(history.records) if "samples" in record), None)
     if count and logged is not None:
-        return ReportSamples(logged["samples"][:count], f"Logged by the run at step {logged['step']:,}.")
+        return logged["samples"][:count], f"Logged by the run at step {logged['step']:,}."
     if count == 0 or not checkpoint.list_checkpoints(history.folder / checkpoint.CHECKPOINTS):
-        return ReportSamples([], "None were requested." if count == 0 else "There is no checkpoint yet to sample from.")
+        return [], "None were requested." if count == 0 else "There is no checkpoint yet to sample from."
     loaded = load_model(history.folder, device=str(resolve_device(device)))
     sampling_run = samplers.SamplingRun.of(loaded, samplers.SamplingSettings(steps=64, seed=seed))
     rows = sampling_run.sample(samplers.empty(count, loaded.config.model.seq_len, loaded.device))
     origin = f"Drawn from {loaded.folder.name} with the EMA weights, seed {seed}."
-    return ReportSamples([loaded.tokenizer.decode(row.ids) for row in rows], origin)
+    return [loaded.tokenizer.decode(row.ids) for row in rows], origin
 
 
 # Figures ---------------------------------------------------------------------------------------------------
@@ -156,34 +149,23 @@ def plot_loss_by_time(records: Records) -> Figure:
 # The page --------------------------------------------------------------------------------------------------
 
 
-def render_report(history: RunHistory, samples: ReportSamples) -> str:
-    """Return the report of a run as an HTML page."""
-    records, config = history.records, history.config
-    losses, bounds, timed = (having(records, name) for name in ("loss", "bound", "seconds"))
-    by_time, curves, loss_by_time = having(records, "loss_by_time"), None, None
-    if losses:
-        ends = " to ".join(f"{losses[i]['loss']:.3f} at step {losses[i]['step']}" for i in (0, -1))
-        description = (
-            f"Training loss, in nats per token, from {ends}, and the validation bound: by step, token and time."
-        )
-        curves = plot.to_svg(plot_training(records), "curves", description)
-    if by_time:
-        description = "Training loss by time, from data at 0 to noise at 1, for the first, middle and last third."
-        loss_by_time = plot.to_svg(plot_loss_by_time(by_time), "by-time", description)
+def render_report(history: RunHistory, texts: Sequence[str], origin: str) -> str:
+    """Return the report of a run as an HTML page, with samples and a sentence about their origin."""
+    fields = ("loss", "bound", "seconds", "loss_by_time")
+    losses, bounds, timed, by_time = (having(history.records, name) for name in fields)
     return render(
         "report.html.j2",
-        title=history.folder.resolve().name,
-        run=config,
-        last=records[-1],
-        time=(timed[-1]["seconds"], *_time_unit(timed[-1]["seconds"])) if timed else None,
+        history=history,
+        losses=losses,
+        timed=timed,
         bounds=bounds,
-        lowest=min(bounds, key=lambda record: float(record["bound"]), default=None),
-        curves=curves,
+        time=_time_unit(timed[-1]["seconds"]) if timed else None,
+        curves=plot.to_svg(plot_training(history.records), "curves") if losses else None,
         losses_per_point=-(-len(losses) // MAX_POINTS),
-        loss_by_time=loss_by_time,
+        loss_by_time=plot.to_svg(plot_loss_by_time(by_time), "by-time") if by_time else None,
         intervals=len(by_time[0]["loss_by_time"]) if by_time else 0,
-        samples=samples,
-        options=[(key, json.dumps(value, ensure_ascii=False)) for key, value in config.by_key().items()],
-        recorded=history.environment,
+        texts=texts,
+        origin=origin,
+        options=[(key, json.dumps(value, ensure_ascii=False)) for key, value in history.config.by_key().items()],
         environment=history.environment or run_log.environment(),
     )
