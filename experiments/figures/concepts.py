@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from functools import cache
-from itertools import pairwise
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -13,8 +13,8 @@ from matplotlib.ticker import StrMethodFormatter
 from scipy.stats import chi2
 
 from figures.canvas import LETTERS, WIDTH, WORDS, Picture, encode, language
-from sedd import exact, plot, process, samplers, sampling_settings, schedule
-from sedd.exact import objectives as expected
+from sedd import exact, objectives, plot, process, samplers, sampling_settings, schedule
+from sedd.exact.objectives import ExplicitScoreEntropy
 
 # Objectives ------------------------------------------------------------------------------------------------
 
@@ -29,6 +29,7 @@ class Perturbed(torch.nn.Module):
     def __init__(self, score: exact.Score, power: float = 1.0, shift: float = 0.0) -> None:
         super().__init__()
         self.score, self.power, self.shift = score, power, shift
+        self.process, self.schedule = score.process, score.schedule
 
     def log_mean(self, x_t: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
         """Return log p(x_0 | x_t), raised to the power; tokens that are there stay."""
@@ -37,7 +38,7 @@ class Perturbed(torch.nn.Module):
 
     def forward(self, x_t: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
         """Return the log-scores of that denoiser under absorbing noise, plus the shift."""
-        masked = self.log_mean(x_t, sigma) - torch.log(torch.expm1(sigma))[:, None, None] + self.shift
+        masked = self.log_mean(x_t, sigma) - torch.log(torch.expm1(sigma))[..., None, None] + self.shift
         return torch.nn.functional.pad(masked, (0, 1))
 
 
@@ -47,48 +48,52 @@ def toy() -> tuple[exact.Distribution, process.Process, schedule.Schedule]:
     return p, process.Absorbing(3), schedule.LogLinear(1e-5)
 
 
-def integral(model: Perturbed, objective: Callable[..., torch.Tensor], with_rate: bool = True) -> float:
+def integral(model: Perturbed, objective: objectives.Objective) -> float:
     """Return the expected value of an objective, integrated over time, in nats per sequence."""
-    p, noise, times = toy()
+    p, _, _ = toy()
+    return round(float(exact.integrate(lambda t: exact.expected_loss(objective, model, p, t), nodes=6)), 5)
 
-    def integrand(t: torch.Tensor) -> torch.Tensor:
-        sigma, rate = times(t)
-        return objective(model, p, noise, sigma) * (rate if with_rate else 1)
 
-    return round(float(exact.integrate(integrand, nodes=6)), 5)
+def any_order(model: Perturbed) -> float:
+    """Return the mean over the number of masks and the positions that they may have."""
+    (p, noise, _), losses = toy(), []
+    for k in range(1, p.length + 1):
+        t, sets = torch.full((len(p.sequences),), (k - 0.5) / p.length), list(combinations(range(p.length), k))
+        for hidden in sets:
+            x_t = p.sequences.index_fill(1, torch.tensor(hidden), noise.mask)
+            loss = objectives.AnyOrder().loss(model, x_t, p.sequences, t.double()).sum(-1)
+            losses.append(float((p.probabilities * loss).sum()) / len(sets))
+    return round(sum(losses) / p.length, 5)
 
 
 def score_losses(model: Perturbed) -> dict[str, float]:
     """Return the objectives that learn ratios."""
     return {
-        "explicit-score-entropy": integral(model, expected.explicit_score_entropy),
-        "score-entropy": integral(model, expected.denoising_score_entropy),
-        "implicit-score-entropy": integral(model, expected.implicit_score_entropy),
-        "softmax-linear": integral(model, expected.softmax_linear),
+        "explicit-score-entropy": integral(model, ExplicitScoreEntropy(toy()[0])),
+        "score-entropy": integral(model, objectives.DenoisingScoreEntropy()),
+        "implicit-score-entropy": integral(model, objectives.ImplicitScoreEntropy()),
+        "softmax-linear": integral(model, objectives.SoftmaxLinear()),
     }
 
 
 def denoiser_losses(model: Perturbed) -> dict[str, float]:
     """Return the objectives that learn the clean token."""
-    p, noise, times = toy()
-    sigma = times.sigma(torch.linspace(0, 1, D3PM_STEPS + 1, dtype=torch.float64))
-    chain = sum(float(expected.d3pm(model, p, noise, low, high)) for low, high in pairwise(sigma))
-    any_order = [float(expected.any_order(model, p, noise, k)) for k in range(1, p.length + 1)]
-    masked = exact.integrate(lambda share: expected.lambda_dce(model, p, noise, share), nodes=6)
+    p, _, _ = toy()
+    chain, ends = objectives.D3PM(steps=D3PM_STEPS), torch.arange(1, D3PM_STEPS + 1).double() / D3PM_STEPS
     return {
-        "t-dce": integral(model, expected.t_dce),
-        "lambda-dce": round(float(masked), 5),
-        "any-order": round(sum(any_order) / len(any_order), 5),
-        "d3pm": round(chain, 5),
-        "mean": integral(model, expected.mean_cross_entropy, with_rate=False),
+        "t-dce": integral(model, objectives.TimeDCE()),
+        "lambda-dce": integral(model, objectives.LambdaDCE()),
+        "any-order": any_order(model),
+        "d3pm": round(sum(float(exact.expected_loss(chain, model, p, t)) for t in ends), 5),
+        "mean": integral(model, objectives.MeanCrossEntropy()),
     }
 
 
 @cache
 def minima() -> dict[str, Any]:
     """Expected losses of models that are wrong: all ratios too large by a factor, and probabilities too sharp."""
-    p, noise, _ = toy()
-    score = exact.Score(p, noise)
+    p, noise, times = toy()
+    score = exact.Score(p, noise, times)
     powers = [Perturbed(score, power=power) for power in POWERS]
     return {
         "scales": [score_losses(Perturbed(score, shift=shift)) for shift in SCALES],

@@ -56,12 +56,8 @@ def learn_ratios(states: int, steps: int, seed: int) -> Iterator[RatioEstimate]:
         objective = OBJECTIVES.build(name)
         model = ScoreModel(exact.Table(states, length=1), process, schedule)
         optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
-
-        def loss_of(x_t: Tensor, x_0: Tensor) -> Tensor:
-            return objective.loss(model, x_t, x_0, t.expand(len(x_t))).sum(-1)  # noqa: B023  (called immediately)
-
         for step in range(steps + 1):
-            loss = exact.expect(loss_of, p_data, process, sigma)
+            loss = exact.expected_loss(objective, model, p_data, t)
             log_score = _log_score_of(name, model(p_data.sequences, sigma.expand(states)).detach()[:, 0])
             error = (log_score - truth)[others].square().mean().sqrt()
             yield RatioEstimate(name, step, loss.item(), error.item(), log_score)

@@ -2,6 +2,7 @@
 
 import math
 
+import definitions
 import pytest
 import torch
 from toys import (
@@ -18,7 +19,7 @@ from toys import (
 
 from sedd import exact
 from sedd.divergence import Divergence, score_entropy
-from sedd.exact import Distribution, objectives
+from sedd.exact import Distribution
 from sedd.objectives import DenoisingScoreEntropy
 from sedd.parameterization import ConditionalModel, MeanModel, ScoreModel, SignedScoreModel
 from sedd.process import Absorbing, Process, Ratio, Uniform
@@ -153,7 +154,7 @@ def test_distributions_with_sequences_that_never_happen(kind: Kind) -> None:
     true = exact.bound(score, distribution, process, schedule, true_base=True, nodes=150)
     torch.testing.assert_close(true.total, distribution.entropy(), rtol=0, atol=1e-4)
     sigma = tensor(0.4)
-    for define in (objectives.implicit_score_entropy, objectives.explicit_score_entropy, objectives.ratio_matching):
+    for define in (definitions.implicit_score_entropy, definitions.explicit_score_entropy, definitions.ratio_matching):
         assert define(score, distribution, process, sigma).isfinite()
 
 

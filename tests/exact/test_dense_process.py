@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import final
 
+import definitions
 import pytest
 import torch
 from dense_process import DenseProcess
@@ -214,7 +215,7 @@ def test_a_walk_agrees_with_enumeration(sigma: float) -> None:
             model.log_mean(x_t, noise.expand(len(x_t))), x_t, x_0, noise.expand(len(x_t)) / 3, noise.expand(len(x_t))
         ).sum(-1), p_data, process, noise
     )  # fmt: skip
-    close(kl, exact.objectives.d3pm(model, p_data, process, noise / 3, noise))
+    close(kl, definitions.d3pm(model, p_data, process, noise / 3, noise))
 
 
 def test_the_prior_of_a_walk_is_stationary() -> None:

@@ -4,6 +4,7 @@ import itertools
 import math
 from collections.abc import Callable
 
+import definitions
 import numpy as np
 import pytest
 import torch
@@ -11,7 +12,7 @@ from toys import random_distribution, random_model, with_schedule
 
 from sedd import exact
 from sedd.draws import CounterRNG
-from sedd.exact import objectives, pairs
+from sedd.exact import pairs
 from sedd.likelihood import LikelihoodEstimate, estimate_likelihood, estimators
 from sedd.likelihood.estimators import (
     AnyOrderEstimator,
@@ -314,7 +315,7 @@ def test_any_order_is_the_mean_over_orders_and_the_bound() -> None:
     rows = distribution.sequences.repeat_interleave((300 * distribution.probabilities).round().long(), 0)
     uneven = torch.bincount(exact.index_of(rows, 3), minlength=27).double()
     as_often = exact.Distribution((uneven / uneven.sum()).view(3, 3, 3))
-    expected = np.mean([objectives.any_order(model, as_often, process, k).item() for k in (1, 2, 3)]) / 3
+    expected = np.mean([definitions.any_order(model, as_often, process, k).item() for k in (1, 2, 3)]) / 3
     result = found(model, AnyOrderEstimator(process), rows, draws=12)
     assert abs(result.nats - expected) <= 5 * result.stderr
     assert 5 * result.stderr < 0.1 * expected

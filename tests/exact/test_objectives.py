@@ -2,6 +2,7 @@
 
 import math
 
+import definitions as definition
 import pytest
 import torch
 from hypothesis import given
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from toys import KINDS, Kind, expected_loss, frequency, hybrid, random_distribution, random_model, tensor, with_schedule
 
 from sedd import exact, objectives
-from sedd.exact import objectives as definition
+from sedd.exact.objectives import ExplicitConcreteScore, ExplicitObjective, ExplicitScoreEntropy
 from sedd.parameterization import CausalModel, ConditionalModel, MeanModel, ScoreModel, SignedScoreModel
 from sedd.process import Absorbing, Process, Uniform, at_token, log_odds
 from sedd.schedule import (
@@ -32,15 +33,15 @@ AT_NOISE = {  # objective, definition, what it is tested on, whether the schedul
     objectives.DenoisingConcreteScore: (definition.denoising_concrete_score, ScoreModel, True),
     objectives.SoftmaxLinear: (definition.softmax_linear, ScoreModel, True),
     objectives.ImplicitScoreEntropy: (definition.implicit_score_entropy, ScoreModel, True),
-    definition.ExplicitScoreEntropy: (definition.explicit_score_entropy, ScoreModel, True),
-    definition.ExplicitConcreteScore: (definition.explicit_concrete_score, ScoreModel, True),
+    ExplicitScoreEntropy: (definition.explicit_score_entropy, ScoreModel, True),
+    ExplicitConcreteScore: (definition.explicit_concrete_score, ScoreModel, True),
     objectives.RatioMatching: (definition.ratio_matching, ConditionalModel, False),
     objectives.MeanCrossEntropy: (definition.mean_cross_entropy, MeanModel, False),
 }
 
 
 def make(kind: type) -> objectives.Objective:
-    return kind(P_DATA) if issubclass(kind, definition.ExplicitObjective) else kind()
+    return kind(P_DATA) if issubclass(kind, ExplicitObjective) else kind()
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)

@@ -54,14 +54,8 @@ def random_model(
 def expected_loss(
     objective: Objective, model: Any, distribution: exact.Distribution, schedule: Schedule, t: torch.Tensor
 ) -> torch.Tensor:
-    """Return the expected loss of the training code at time t, over all that noise can do."""
-
-    model = with_schedule(model, schedule)
-
-    def loss(x_t: torch.Tensor, x_0: torch.Tensor) -> torch.Tensor:
-        return objective.loss(model, x_t, x_0, t.expand(len(x_t))).sum(-1)
-
-    return exact.expect(loss, distribution, model.process, schedule.sigma(t))
+    """Return the expected loss of a model with this schedule at time t."""
+    return exact.expected_loss(objective, with_schedule(model, schedule), distribution, t)
 
 
 def with_schedule(model: Any, schedule: Schedule) -> Any:

@@ -1,9 +1,9 @@
 """Exact computation on small spaces by enumeration: the oracle of the tests.
 
-`Distribution` has its entropy and noisy marginals, `Score` its ratios at every noise level, `objectives` the expected
-value of every objective, `bound` that of the likelihood bound, `sample_distribution` the distribution of every
-sampler, `reverse_distribution` that of a model's reverse process.
-All of it is float64, from matrix exponentials and Bayes' rule; none of it uses the closed forms that it checks.
+`Distribution` has its entropy and noisy marginals, `Score` its ratios at every noise level, `bound` is the expected
+value of the likelihood bound, `sample_distribution` the distribution of every sampler, `reverse_distribution` that of
+a model's reverse process. They are float64, from matrix exponentials and Bayes' rule; none uses the closed forms that
+it checks. `expected_loss` is the expected value of an objective, as training computes it.
 """
 
 from sedd.exact.distribution import Distribution as Distribution
@@ -17,6 +17,7 @@ from sedd.exact.distribution import pairs as pairs
 from sedd.exact.distribution import propagate as propagate
 from sedd.exact.distribution import transition_matrix as transition_matrix
 from sedd.exact.objectives import bound as bound
+from sedd.exact.objectives import expected_loss as expected_loss
 from sedd.exact.objectives import integrate as integrate
 from sedd.exact.sampler_distribution import reverse_distribution as reverse_distribution
 from sedd.exact.sampler_distribution import sample_distribution as sample_distribution
