@@ -9,7 +9,7 @@ from dataclasses import replace
 from itertools import chain, repeat
 from pathlib import Path
 from resource import RUSAGE_SELF, getrusage
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -38,9 +38,9 @@ def estimate_cost(
     ``on_progress`` is called with the number of measurements done, and how many there are.
     """
     with tempfile.TemporaryDirectory() as folder, distributed.process_group(device) as ranks:
-        sample = prepare_sample(config, Path(folder))
+        shards, fraction = prepare_sample(config, Path(folder))
         measured = _reduce_batch(config, ranks)
-        blocks, validation_blocks = open_datasets(measured, lambda: sample.folder, ranks)
+        blocks, validation_blocks = open_datasets(measured, lambda: shards, ranks)
         trainer = Trainer(measured, blocks, validation_blocks, ranks)
         before = _peak_memory(ranks.device)
         whole = config.train.batch_size / measured.train.batch_size  # how many times as much a step of the run is
@@ -54,7 +54,7 @@ def estimate_cost(
         steps = math.ceil(min(budget.steps or inf, *limits))
         validation_seconds = _validation_seconds(trainer, config.train.eval_sequences, steps)
         on_progress(MAX_STEPS + 1, MAX_STEPS + 1)
-        tokens, available = steps * tokens_per_step, len(blocks) * blocks.length / sample.fraction
+        tokens, available = steps * tokens_per_step, len(blocks) * blocks.length / fraction
         is_known, (per_token, _) = math.isfinite(available), blocks.text_per_token()
         return {
             "parameters": parameters,
@@ -71,7 +71,7 @@ def estimate_cost(
             "training_minutes": steps * seconds / 60,
             "evaluation_minutes": validation_seconds / 60,
             "minutes_to_finish": (steps * seconds + validation_seconds) / 60,
-            **_expectation(config, blocks, sample.fraction, tokens),
+            **_expectation(config, blocks, fraction, tokens),
         }
 
 
@@ -88,22 +88,16 @@ def _reduce_batch(config: RunConfig, ranks: Ranks) -> RunConfig:
     return replace(config, train=replace(train, batch_size=fitting, grad_accumulation=1))
 
 
-class DataSample(NamedTuple):
-    """The beginning of a run's data, in a folder of shards."""
-
-    folder: Path
-    fraction: float  # about how much of the data it is; NaN if the size of the data is unknown
-
-
-def prepare_sample(config: RunConfig, folder: Path) -> DataSample:
+def prepare_sample(config: RunConfig, folder: Path) -> tuple[Path, float]:
     """Prepare the beginning of the data in ``folder``; small or prepared data is used as it is.
 
+    Return the folder of shards, and about which fraction of the data it holds, NaN if the size of the data is unknown.
     The cost of a step depends on the data by its vocabulary and lengths alone, of which the beginning is an estimate.
     """
     options, size = config.data, sizing.source_bytes(config.data)
     prepared = len(options.sources) == 1 and data.is_prepared(options.sources[0])
     if prepared or size <= SAMPLE_CHARACTERS or any(".npy" in source for source in options.sources):
-        return DataSample(prepare_data(config), 1.0)
+        return prepare_data(config), 1.0
     file, fraction = _write_sample(options, folder)
     is_lines, is_table = options.packing == "lines", file.suffix == ".jsonl"
     column = "text" if is_table else None
@@ -117,7 +111,7 @@ def prepare_sample(config: RunConfig, folder: Path) -> DataSample:
         column=column,
         label="label" if is_table and options.label else None,
     )
-    return DataSample(folder / "shards", fraction)
+    return folder / "shards", fraction
 
 
 def _write_sample(options: DataConfig, folder: Path) -> tuple[Path, float]:
