@@ -48,7 +48,6 @@ PATIENCE = 3
 class TrainingResult(NamedTuple):
     """How a run ended."""
 
-    folder: Path
     state: TrainingState
     signal: int | None  # the signal that stopped the run, if one did
     validation: dict[str, float]  # the validation bound at the end; empty where a signal stopped the run
@@ -62,14 +61,9 @@ def run(
     on_event: OnEvent,
     device: str | None = None,
 ) -> TrainingResult:
-    """Train from the last checkpoint in ``out``, or from the start, until the budget is used up.
+    """Train until the budget is used up: from the last checkpoint in ``out`` if ``resume``, else from the start.
 
-    Args:
-        config: The run, as `overrides.merge_config` returns it.
-        prepare: Returns the folder of the run's shards; called by one process per machine.
-        resume: Whether to continue the run in ``out``.
-        on_event: The progress callback.
-        device: cpu or cuda; by default the GPU if there is one.
+    One process per machine calls ``prepare``, which returns the folder of the run's shards.
     """
 
     def note(text: str) -> None:
@@ -89,18 +83,15 @@ def run(
             note(trainer.blocks.padding)
         _resume_or_start(trainer, out, resume, note)
         with _signals() as caught, _open_log(trainer, out, note) as write, _all_written(trainer, note):
-            validation = _train(trainer, out, caught, write, on_event)
-        return TrainingResult(out, trainer.state, caught[-1] if caught else None, validation)
+            validation = _train(trainer, out, caught, write, on_event, note)
+        return TrainingResult(trainer.state, caught[-1] if caught else None, validation)
 
 
 def _train(
-    trainer: Trainer, out: Path, caught: list[int], write: Callable[[Record], None], on_event: OnEvent
+    trainer: Trainer, out: Path, caught: list[int], write: Callable[[Record], None], on_event: OnEvent, note: Note
 ) -> dict[str, float]:
     """Train until the budget is used up or a signal is caught; return the validation bound at the end."""
     config, options, ranks, state = trainer.config, trainer.config.train, trainer.ranks, trainer.state
-
-    def note(text: str) -> None:
-        on_event("note", {"text": text})
 
     def report(record: Record) -> None:
         write(record)
@@ -114,9 +105,8 @@ def _train(
     spent, stopping = _agree(config, state, ranks, False)
     if spent >= 1:
         note(f"{out} is finished: {config.budget.describe_spent(state.step, state.tokens, state.seconds)}")
+        return _final_bound(trainer, out, report)
     for batch in trainer.dataloader.iterate(state.step):
-        if spent >= 1 or stopping:
-            break
         trainer.writer.check()
         lr = config.optim.lr * optimizer.lr_multiplier(config.optim, state.step, spent)
         metrics = train_step(trainer, batch, lr, on_nonfinite)
@@ -138,14 +128,11 @@ def _train(
             unread = partial(_step_record, trainer, *start_copy(metrics), record | {"lr": lr} | clock.record())
         if is_finished and unread is not None:
             record, unread = unread(), None
-        validation = {}
-        if validates:
-            with clock.count_apart("eval_seconds"):
-                validation = trainer.validation_bound()
-        if samples:
-            with clock.count_apart("eval_seconds"):
+        with clock.count_apart("eval_seconds") if validates or samples else nullcontext():
+            validation = trainer.validation_bound() if validates else {}
+            if samples:
                 record["samples"] = trainer.sample_texts(4)
-            note(f"step {state.step}: {record['samples'][0]!r}")
+                note(f"step {state.step}: {record['samples'][0]!r}")
         record |= validation
         if validation and state.update_best(validation["bound"], saves or _saves_best(config, state.step)):
             saves = True
@@ -158,22 +145,13 @@ def _train(
                 trainer.save(out / checkpoint.CHECKPOINTS)
                 if is_last:
                     trainer.writer.wait()
-        may_overfit = bool(validation) and not overfitting  # which is reported once
-        if may_overfit:
-            bounds.append(record)
-            overfitting = describe_overfitting(bounds, state.best_step)
         on_event("log", {"spent": spent, **record})
-        if may_overfit and overfitting:
-            note(overfitting)
-    if spent < 1 or stopping:
-        return validation
-    validation = validation or _logged_bound(trainer, out)
-    if not validation:  # a run that a signal stopped at its last step was resumed
-        with clock.count_apart("eval_seconds"):
-            validation = trainer.validation_bound()
-        state.update_best(validation["bound"])
-        report({"step": state.step, "tokens": state.tokens, **validation})
-    _check_bound(state.step, validation)
+        if validation and not overfitting:  # which is reported once
+            bounds.append(record)
+            if overfitting := describe_overfitting(bounds, state.best_step):
+                note(overfitting)
+        if is_last:
+            break
     return validation
 
 
@@ -183,15 +161,23 @@ def _check_bound(step: int, validation: dict[str, float]) -> None:
         raise NonFiniteError(f"at step {step}, the last, the validation bound is {validation['bound']}; {UNSAVED}")
 
 
-def _logged_bound(trainer: Trainer, out: Path) -> dict[str, float]:
-    """Return the validation bound that the log has for the current step, the same in all processes; empty if none."""
+def _final_bound(trainer: Trainer, out: Path, report: Callable[[Record], None]) -> dict[str, float]:
+    """Return the validation bound of a finished run: from its log or, if a signal stopped its last step, computed."""
+    state = trainer.state
 
     def read() -> list[Record]:
-        return [r for r in run_log.read_log(out) if r["step"] == trainer.state.step and "bound" in r]
+        return [r for r in run_log.read_log(out) if r["step"] == state.step and "bound" in r]
 
-    found = trainer.ranks.once_per_node(read)[-1:]
+    found = trainer.ranks.once_per_node(read)[-1:]  # the same in all processes
     fields = ("bound", "bound_stderr", "bound_bits_per_char")  # the last of text alone
-    return {name: record[name] for record in found for name in fields if name in record}
+    validation: dict[str, float] = {name: record[name] for record in found for name in fields if name in record}
+    if not validation:
+        with Clock(state).count_apart("eval_seconds"):
+            validation = trainer.validation_bound()
+        state.update_best(validation["bound"])
+        report({"step": state.step, "tokens": state.tokens, **validation})
+    _check_bound(state.step, validation)
+    return validation
 
 
 def _is_due(step: int, every: int) -> bool:
