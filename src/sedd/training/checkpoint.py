@@ -357,8 +357,8 @@ def read_run_config(folder: Path) -> RunConfig:
     """Read the configuration of a run or model from its config.json."""
     stored = load_json(folder, "config")
     try:
-        is_mapping = isinstance(stored, dict)
-        return RunConfig.from_dict({k: v for k, v in stored.items() if k not in DERIVED} if is_mapping else stored)
+        options = {k: v for k, v in stored.items() if k not in DERIVED} if isinstance(stored, dict) else stored
+        return RunConfig.from_dict(options)
     except ValueError as error:
         raise ValueError(f"{folder / CONFIG}: {error}") from None
 

@@ -66,16 +66,11 @@ def merge_config(
     """Merge defaults, the configuration of a run that is resumed, a recipe, a file, flags and ``sets``; later ones win.
 
     With neither a run to resume nor a recipe nor a file, what decides size and speed is chosen for the machine,
-    the data and the budget (`sizing.choose_sizing`), unless width, depth and length of the network are all given.
+    the data and the budget (`sizing.choose_sizing`), unless width, depth and length of the network are all given;
+    ``on_sizing`` is called with lines that say what was chosen.
 
-    Args:
-        flags: Values by name: a key of `PATHS`, a configuration key, or a section with a mapping; None is left out.
-        resume: The folder of the run that is resumed.
-        recipe: A name in `recipes.RECIPES`.
-        file: A YAML or JSON file, which may be the config.json of a run or of a model.
-        sets: Assignments as in ``optim.lr=1e-4``.
-        on_sizing: Called with lines that say what is trained, and what was chosen for the machine and the data.
-        device: The device that size and speed are chosen for; None: the default.
+    A flag is a key of `PATHS`, a configuration key, or a section with a mapping, and is left out if it is None.
+    ``file`` is YAML or JSON, or the config.json of a run or a model; ``sets`` are assignments as in ``optim.lr=1e-4``.
     """
     if recipe is not None:
         check_choice("recipe", recipe, RECIPES)

@@ -315,9 +315,6 @@ class Trainer:
         """Reject a checkpoint of other data, or of a run with other `FIXED` options."""
         stored, blocks = checkpoint.read_stored_model(folder), self.blocks
         advice = "resume with the tokenizer and data it was trained on"
-        if stored.vocab_size != blocks.vocab_size:
-            sizes = f"a vocabulary of {stored.vocab_size} and the data one of {blocks.vocab_size}"
-            raise ValueError(f"{folder} has {sizes}; {advice}")
         if stored.labels != blocks.labels:
             raise ValueError(f"{folder} has the labels {stored.labels} and the data {blocks.labels}; {advice}")
         if tokenizer.load_tokenizer(folder) != blocks.tokenizer:
@@ -416,18 +413,15 @@ class StepMetrics(NamedTuple):
     by_time: Tensor  # summed loss and number of tokens in each time bin, (2, TIME_BINS)
 
 
-OnNonFinite = Callable[[PendingStep], None]
-"""Called with a step whose loss or gradient was not finite; raises an error to stop the run."""
-
-
-def train_step(trainer: Trainer, batch: Batch, lr: float, on_nonfinite: OnNonFinite) -> StepMetrics:
+def train_step(trainer: Trainer, batch: Batch, lr: float, on_nonfinite: Callable[[PendingStep], None]) -> StepMetrics:
     """Train on one batch.
 
     The weights are updated only if loss and gradient are finite. On a GPU the optimizer reads that flag on the device;
     the host reads it one step later, in `finish_step`, when the next forward and backward pass are queued, so that the
     device is never idle.
 
-    ``on_nonfinite`` is called if the loss or gradient of the previous step, on a CPU of this one, was not finite.
+    ``on_nonfinite`` is called if the loss or gradient of the previous step, on a CPU of this one, was not finite; it
+    raises an error to stop the run.
     """
     config, state, ranks = trainer.config, trainer.state, trainer.ranks
     _seed_dropout(ranks.device, seeded_generator(config.seed, state.step, DROPOUT_STREAM, ranks.rank).initial_seed())
@@ -471,7 +465,7 @@ def _seed_dropout(device: torch.device, seed: int) -> None:
     (torch.cuda if device.type == "cuda" else torch.default_generator).manual_seed(seed)
 
 
-def finish_step(trainer: Trainer, on_nonfinite: OnNonFinite) -> None:
+def finish_step(trainer: Trainer, on_nonfinite: Callable[[PendingStep], None]) -> None:
     """Update the EMA once the last step is known to have been finite; else call ``on_nonfinite``."""
     pending, trainer.pending_step = trainer.pending_step, None
     if pending is None:
