@@ -73,7 +73,7 @@ def test_what_cannot_be_resumed(sedd: Sedd, corpus: Path, run: Path, tmp_path: P
     changed.write_text(corpus.read_text().replace("cat", "dog", 1))
     words = ["train", "--out", run, "--resume", "--steps", 12]
     refused(
-        sedd(*words, changed), "trained on other data than", str(changed), "SHA-256", "held out", "restore the data"
+        sedd(*words, changed), "trained on other data than", str(changed), "SHA-256", "held-out", "restore the data"
     )
     refused(sedd(*words, "--set", "data.val_fraction=0.1"), "trained with data.val_fraction 0.05")
     refused(sedd(*words, "--set", "optim.name=muon"), "trained with optim.name adamw", "--set optim.name=adamw")
