@@ -13,7 +13,6 @@ import platform
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from io import BytesIO, TextIOWrapper
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +30,7 @@ def read_text(path: Path, most: int | None = None) -> str:
     """Read a UTF-8 file as a whole; raise ValueError if that fails, or if it has more than ``most`` bytes."""
     try:
         content = read_bytes(path, MAX_TEXT if most is None else most)
-        return TextIOWrapper(BytesIO(content), encoding="utf-8").read()
+        return content.decode().replace("\r\n", "\n").replace("\r", "\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} could not be read as text: {error}") from None
 

@@ -25,25 +25,17 @@ def parse_yaml(where: str, text: str) -> Any:
     with suppress(ValueError):
         return parse_json(text)  # YAML too, except for escaped pairs of surrogates, as in the JSON of an emoji
     try:
-        _check_events(text)
+        depth = 0  # the parser of whole documents calls itself at each level, and that of events does not
+        for event in yaml.parse(text, yaml.SafeLoader):
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > MAX_NESTING:
+                raise ValueError(f"it is nested more than {MAX_NESTING} levels deep; settings have two or three")
+            if isinstance(event, yaml.AliasEvent):  # by which a short text can stand for a long one
+                raise ValueError(f"it has the alias *{event.anchor}; write the value itself")
+            if isinstance(event, yaml.NodeEvent) and getattr(event, "tag", None) is not None:
+                raise ValueError(f"it has the tag {event.tag}; leave it out")
         return yaml.safe_load(text)
     except (yaml.YAMLError, ValueError) as error:  # a ValueError: of a date with the month 13
         mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
         line = f" in line {mark.line + 1}" if mark else ""
         raise ValueError(f"{where} cannot be read as YAML: {problem or str(error).splitlines()[0]}{line}") from None
-
-
-def _check_events(text: str) -> None:
-    """Reject what settings never need: deep nesting, and aliases, by which a short text can stand for a long one.
-
-    The text is read as a sequence of events: a parser of whole documents calls itself at each level.
-    """
-    depth = 0
-    for event in yaml.parse(text, yaml.SafeLoader):
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if depth > MAX_NESTING:
-            raise ValueError(f"it is nested more than {MAX_NESTING} levels deep; settings have two or three")
-        if isinstance(event, yaml.AliasEvent):
-            raise ValueError(f"it has the alias *{event.anchor}; write the value itself")
-        if isinstance(event, yaml.NodeEvent) and getattr(event, "tag", None) is not None:
-            raise ValueError(f"it has the tag {event.tag}; leave it out")
