@@ -109,14 +109,11 @@ class Tokenizer(ABC):
             row = row if special is None else row[row != special]
         return row.astype(np.int64)
 
-    def settings(self) -> dict[str, Any]:
-        """Return the fields that tokenizer_config.json stores besides kind and special ids."""
-        own = (field for field in fields(self) if field.name not in ("eos", "pad"))
-        return {field.name: value for field in own if (value := getattr(self, field.name)) != field.default}
-
     def files(self) -> dict[str, bytes]:
         """Return the saved form, file name to content; equal tokenizers give equal bytes."""
-        config = {"format": FORMAT, "kind": self.kind, "eos": self.eos, "pad": self.pad, **self.settings()}
+        config = {"format": FORMAT, "kind": self.kind, "eos": self.eos, "pad": self.pad}
+        own = (field for field in fields(self) if "file" not in field.metadata)
+        config |= {field.name: value for field in own if (value := getattr(self, field.name)) != field.default}
         return {CONFIG: (json.dumps(config, indent=1, sort_keys=True) + "\n").encode()}
 
     @classmethod

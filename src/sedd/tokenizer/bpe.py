@@ -11,7 +11,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, final
@@ -51,7 +51,7 @@ class BPE(Tokenizer):
     """
 
     kind = "bpe"
-    definition: str
+    definition: str = field(metadata={"file": DEFINITION})
 
     def __post_init__(self) -> None:
         check_count("the vocabulary of the tokenizer", self.base_size, 0)  # the library makes lists of this length
@@ -194,9 +194,6 @@ class BPE(Tokenizer):
     @classmethod
     def restore(cls, folder: Path, config: Mapping[str, Any]) -> "Tokenizer":
         return super().restore(folder, {**config, "definition": read_text(folder / DEFINITION, MAX_DEFINITION)})
-
-    def settings(self) -> dict[str, Any]:
-        return {}
 
     def files(self) -> dict[str, bytes]:
         return {**super().files(), DEFINITION: self.definition.encode()}
