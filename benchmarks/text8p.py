@@ -26,7 +26,7 @@ from typing import Any
 
 from measure import describe_machine
 
-from sedd.data import compression
+from sedd.data import text_file
 
 TRAIN_CHARACTERS, VALIDATION_CHARACTERS = 64_000_000, 5_000_000
 LARGER = [
@@ -147,7 +147,7 @@ def training_text(text8: Path, folder: Path) -> Path:
     """Write the characters to train and validate on, once."""
     path = folder / "train.txt"
     if not path.exists():
-        with text8.open("rb") as raw, compression.open_decompressed(text8, raw) as file:
+        with text8.open("rb") as raw, text_file.open_decompressed(text8, raw) as file:
             path.write_bytes(file.read(TRAIN_CHARACTERS + VALIDATION_CHARACTERS))
     return path
 

@@ -40,7 +40,7 @@ from study_runs import (
 )
 
 from sedd import plot
-from sedd.data import compression
+from sedd.data import text_file
 
 TRAIN_CHARACTERS, VALIDATION_CHARACTERS = 64_000_000, 5_000_000
 COMMON = {"train.eval_every": 100, "train.eval_sequences": 512, "train.save_every": 0, "train.keep_checkpoints": 1}
@@ -90,7 +90,7 @@ class Study:
         data: Path = self.args.out / "train.txt"
         if not data.exists():
             data.parent.mkdir(parents=True, exist_ok=True)
-            with self.args.text8.open("rb") as raw, compression.open_decompressed(self.args.text8, raw) as file:
+            with self.args.text8.open("rb") as raw, text_file.open_decompressed(self.args.text8, raw) as file:
                 data.write_bytes(file.read(TRAIN_CHARACTERS + VALIDATION_CHARACTERS))
         return data
 

@@ -1035,8 +1035,8 @@ MISTAKES = [
     Mistake(
         "labels of records that are left out stay",
         "data/shards.py",
-        "[chunk.labels[number] for number in kept]",
-        "chunk.labels[: len(kept)]",
+        "list(compress(chunk.labels, fits))",
+        "list(chunk.labels[: len(rows)])",
         "unit/test_data.py::test_long_records_are_left_out_with_their_labels",
     ),
     # Files -------------------------------------------------------------------------------------------------

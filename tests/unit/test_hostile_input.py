@@ -20,7 +20,7 @@ import typer
 from sedd import cli, files, schema, terminal
 from sedd.cli import explain
 from sedd.cli.root import app, check_limits, check_out, show
-from sedd.data.index import Index
+from sedd.data.packing import Index
 from sedd.hub import convert
 from sedd.samplers.template import parse_template
 from sedd.tokenizer import BPE, bpe, load_tokenizer

@@ -15,7 +15,7 @@ from tokenizers import normalizers
 
 from sedd import files
 from sedd.data import read_documents, tables
-from sedd.data.compression import open_decompressed
+from sedd.data.text_file import open_decompressed
 from sedd.loading import load_model
 from sedd.samplers import SamplingRun, SamplingSettings, empty
 from sedd.schema import MAX_SAMPLES

@@ -4,15 +4,15 @@
 `TokenBlocks` reads the result through memory maps. `block_order` shuffles the blocks of each epoch. No torch here.
 """
 
-from sedd.data.fitting import fit_tokenizer as fit_tokenizer
-from sedd.data.fitting import scan_record_lengths as scan_record_lengths
-from sedd.data.index import Index as Index
-from sedd.data.index import is_prepared as is_prepared
+from sedd.data.packing import Index as Index
 from sedd.data.packing import TokenBlocks as TokenBlocks
 from sedd.data.packing import block_order as block_order
+from sedd.data.packing import is_prepared as is_prepared
 from sedd.data.readers import expand_sources as expand_sources
 from sedd.data.readers import read_documents as read_documents
+from sedd.data.shards import fit_tokenizer as fit_tokenizer
 from sedd.data.shards import prepare as prepare
 from sedd.data.shards import prepare_cached as prepare_cached
 from sedd.data.shards import repeat_notes as repeat_notes
+from sedd.data.shards import scan_record_lengths as scan_record_lengths
 from sedd.data.text_file import TextEncoding as TextEncoding

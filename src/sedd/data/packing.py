@@ -1,22 +1,137 @@
-"""Fixed-length token blocks of a prepared dataset, and the order in which training visits them."""
+"""Prepared datasets: their index, their tokens as fixed-length blocks, and the order in which training visits these."""
 
-import copy
+import hashlib
+import json
 import math
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 import numpy as np
 from jaxtyping import Bool, Int
 
-from sedd.data.index import LABELS, LENGTHS, Index
-from sedd.files import sha256
-from sedd.schema import check_choice
+from sedd import files
+from sedd.schema import check_choice, from_dict
 from sedd.tokenizer import Integers, load_tokenizer
 
+FORMAT = 2
+INDEX = "index.json"
+LENGTHS = "lengths.bin"
+LABELS = "labels.bin"
 SPLITS = ("train", "validation", "all")
 PREPARE_AGAIN = "remove the folder and prepare the data again"
 COUNTED = 1 << 22  # tokens that are read at a time to count something
+
+
+@final
+@dataclass(frozen=True)
+class Shard:
+    """A file of token ids."""
+
+    name: str
+    tokens: int
+    sha256: str
+
+
+@final
+@dataclass(frozen=True)
+class Labels:
+    """The label names of a dataset; each record stores the index of its label in labels.bin."""
+
+    names: list[str]
+    sha256: str
+
+
+@final
+@dataclass(frozen=True)
+class Index:
+    """The contents of a prepared folder, stored as index.json."""
+
+    format: int
+    packing: str  # packed: one stream of tokens; lines: one record per line or row, with their lengths
+    dtype: str
+    vocab_size: int
+    tokens: int  # in the shards: end-of-text tokens count, padding is not stored
+    records: int  # documents if packed
+    characters: int
+    bytes: int
+    length: int | None  # of a record with its padding; None if packed
+    pad: str | None  # model, ignore, or None if no record is padded
+    tokenizer: str  # its fingerprint
+    shards: list[Shard]
+    lengths: str | None  # SHA-256 of lengths.bin; None if packed
+    sha256: str  # of all other fields
+    labels: Labels | None = None  # not stored if there are none
+    fitted: int | None = None  # characters, or of lines records, that the tokenizer was fitted to; not stored if all
+
+    @staticmethod
+    def read(folder: Path) -> "Index":
+        """Read the index of ``folder`` and check it: its author may be anyone."""
+        path = folder / INDEX
+        try:
+            found = files.read_json(path)
+            if isinstance(found, dict) and found.get("format") != FORMAT:
+                raise ValueError(f"its format is {found.get('format')}, and this version reads format {FORMAT}")
+            index = from_dict(Index, found)
+            if index.sha256 != index.content_hash():
+                raise ValueError("its SHA-256 does not match")
+            index._check_values()
+        except OSError as error:
+            raise ValueError(f"{folder} is not a prepared dataset ({error.strerror}); run sedd data prepare") from None
+        except (ValueError, TypeError) as error:  # a TypeError: of a missing field
+            raise ValueError(f"{path} is damaged: {error}; remove the folder and prepare the data again") from None
+        return index
+
+    def _check_values(self) -> None:
+        """Reject values that contradict each other, or that `prepare` never writes."""
+        sizes = [shard.tokens for shard in self.shards]
+        is_packed = self.packing == "packed"
+        if (
+            self.dtype not in ("<u2", "<u4")
+            or self.packing not in ("packed", "lines")
+            or self.pad not in (None, "model", "ignore")
+            or min(self.tokens, self.records, self.characters, self.bytes, *sizes) < 0
+            or not 1 <= self.vocab_size < 2**32
+            or sum(sizes) != self.tokens
+            or [shard.name for shard in self.shards] != list(map(shard_name, range(len(sizes))))
+            or (self.lengths is None) != is_packed
+            or (self.length is None) != is_packed
+            or (self.length or 1) < 1
+        ):
+            raise ValueError("its values contradict each other")
+
+    def content_hash(self) -> str:
+        """Return the SHA-256 of all other fields, which include the hashes of the shards and so cover every token."""
+        return hashlib.sha256(json.dumps({**self._plain(), "sha256": ""}, sort_keys=True).encode()).hexdigest()
+
+    def write(self, folder: Path) -> None:
+        """Write index.json into ``folder``."""
+        files.write_text(folder / INDEX, json.dumps(self._plain(), indent=1) + "\n")
+
+    def files(self) -> Iterator[tuple[str, int, str]]:
+        """Yield the name, the size in bytes and the SHA-256 of each file."""
+        for shard in self.shards:
+            yield shard.name, np.dtype(self.dtype).itemsize * shard.tokens, shard.sha256
+        if self.lengths:
+            yield LENGTHS, 4 * self.records, self.lengths
+        if self.labels:
+            yield LABELS, 2 * self.records, self.labels.sha256
+
+    def _plain(self) -> dict[str, Any]:
+        found = asdict(self).items()
+        return {name: value for name, value in found if value is not None or name not in ("labels", "fitted")}
+
+
+def shard_name(number: int) -> str:
+    """Return the name of the file of a shard."""
+    return f"tokens-{number:05d}.bin"
+
+
+def is_prepared(folder: str | Path) -> bool:
+    """Return whether ``folder`` was written by `prepare`."""
+    return (Path(folder) / INDEX).is_file()
 
 
 @final
@@ -46,8 +161,9 @@ class TokenBlocks:
         if not 0 < val_fraction < 1:
             raise ValueError(f"val_fraction is {val_fraction}; it must lie between 0 and 1")
         blocks = TokenBlocks(Path(folder), length, split, val_fraction, name or str(folder))
-        if check:
-            blocks.verify()
+        for file, _, expected in blocks.index.files() if check else ():
+            if files.sha256(blocks.folder / file) != expected:
+                raise ValueError(f"{blocks.folder / file} is damaged: its SHA-256 is wrong; {PREPARE_AGAIN}")
         return blocks
 
     def __init__(self, folder: Path, length: int | None, split: str, val_fraction: float, name: str) -> None:
@@ -56,7 +172,15 @@ class TokenBlocks:
         self.vocab_size = index.vocab_size
         if self.tokenizer.fingerprint() != index.tokenizer:
             raise ValueError(f"the tokenizer in {folder} does not match its index; {PREPARE_AGAIN}")
-        self.name, self.length = name, _block_length(name, index, length)
+        if length is not None and length < 1:
+            raise ValueError(f"length is {length}; a block needs 1 token or more")
+        own = index.length or length
+        if own is None:
+            raise ValueError(f"{name} is packed and has no length of its own; give the block length")
+        if length is not None and (length < own or (length > own and index.pad is None)):
+            allowed = f"{own}, as they have no padding" if index.pad is None else f"{own} or more"
+            raise ValueError(f"length is {length}; the records in {name} need {allowed}")
+        self.name, self.length = name, length or own
         for file, size, _ in index.files():
             found = (folder / file).stat().st_size if (folder / file).exists() else 0
             if found != size:
@@ -104,7 +228,8 @@ class TokenBlocks:
         """
         if isinstance(self.tokenizer, Integers):
             return None, None
-        tokens, characters, size = (self._split_text if indices is None else self._count_text(indices)).tolist()
+        counts = self._split_text if indices is None else self._count_text(self._first + indices)
+        tokens, characters, size = counts.tolist()
         return characters / tokens, size / tokens
 
     @property
@@ -125,20 +250,16 @@ class TokenBlocks:
         Only held-out blocks are decoded: the index holds the counts of all text, and training is the difference.
         """
         if self._split == "validation":
-            return self._count_text(np.arange(len(self)))
+            return self._count_text(np.arange(self._first, self._total))
         tokens = self.index.records * self.length if self.index.pad == "model" else self.index.tokens
         counts = np.array([tokens, self.index.characters, self.index.bytes])
-        if self._split == "all":
-            return counts
-        held_out = copy.copy(self)
-        held_out._first, held_out._count = self._count, self._total - self._count
-        return np.asarray(counts - held_out._count_text(np.arange(len(held_out))))
+        return np.asarray(counts - self._count_text(np.arange(self._count, self._total)))
 
-    def _count_text(self, indices: Int[np.ndarray, " n"]) -> Int[np.ndarray, " 3"]:
+    def _count_text(self, numbers: Int[np.ndarray, " n"]) -> Int[np.ndarray, " 3"]:
         """Count the tokens of blocks that count in the loss, and the characters and bytes that they decode to."""
         counts = np.zeros(3, np.int64)
-        for part in np.array_split(indices, 1 + len(indices) * self.length // COUNTED):
-            rows, valid = self.read(part)
+        for part in np.array_split(numbers, 1 + len(numbers) * self.length // COUNTED):
+            rows, valid = self._read(part)
             text = self.tokenizer.decode_bytes(rows[valid])
             counts += valid.sum(), len(text.decode(errors="surrogateescape")), len(text)
         return counts
@@ -147,7 +268,10 @@ class TokenBlocks:
         """Return the token ids of blocks, and a mask that is False at padding which the loss ignores."""
         if indices.size and not 0 <= indices.min() <= indices.max() < self._count:
             raise ValueError(f"block indices lie in {indices.min()}..{indices.max()}; there are 0..{self._count - 1}")
-        numbers = self._first + indices
+        return self._read(self._first + indices)
+
+    def _read(self, numbers: Int[np.ndarray, " n"]) -> tuple[Int[np.ndarray, "n length"], Bool[np.ndarray, "n length"]]:
+        """Return what `read` does, by numbers among the blocks of all splits."""
         if self.index.packing == "packed":
             starts, lengths = numbers * self.length, np.full(len(numbers), self.length)
         else:
@@ -189,25 +313,6 @@ class TokenBlocks:
         if self._labels is None:
             return np.zeros(len(indices), np.int64)
         return np.asarray(np.minimum(self._labels[self._first + indices], len(self.labels), dtype=np.int64))
-
-    def verify(self) -> None:
-        """Raise ValueError if the content of a file does not match its SHA-256."""
-        for name, _, expected in self.index.files():
-            if sha256(self.folder / name) != expected:
-                raise ValueError(f"{self.folder / name} is damaged: its SHA-256 is wrong; {PREPARE_AGAIN}")
-
-
-def _block_length(name: str, index: Index, length: int | None) -> int:
-    """Check the requested block length against the dataset; return the dataset's own if none was given."""
-    if length is not None and length < 1:
-        raise ValueError(f"length is {length}; a block needs 1 token or more")
-    own = index.length or length
-    if own is None:
-        raise ValueError(f"{name} is packed and has no length of its own; give the block length")
-    if length is not None and (length < own or (length > own and index.pad is None)):
-        allowed = f"{own}, as they have no padding" if index.pad is None else f"{own} or more"
-        raise ValueError(f"length is {length}; the records in {name} need {allowed}")
-    return length or own
 
 
 def block_order(seed: int, start: int, count: int, size: int) -> Int[np.ndarray, " count"]:

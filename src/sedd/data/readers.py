@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, final
 
 from sedd.data import tables
-from sedd.data.compression import COMPRESSED, import_optional, open_decompressed
 from sedd.data.tables import LONGEST_LINE, LONGEST_WHOLE, Row, TextOrIds
-from sedd.data.text_file import TextEncoding, TextFile
+from sedd.data.text_file import COMPRESSED, TextEncoding, TextFile, import_optional, open_decompressed
 from sedd.data.token_files import companions, is_token_file, read_array, read_token_file
 
 PIECE = 1 << 18  # bytes read, and characters encoded, at a time; at four times as many a BPE needs twice the memory
@@ -177,7 +176,7 @@ def _read(file: TextFile, column: str | None, packing: str, label: str | None) -
             text = _join(path, file.decode(PIECE), "", "write it as .jsonl")
             rows = tables.records(str(path), iter(tables.parse_array(path, text)), column, label)
         case ".csv":
-            rows = tables.csv_rows(path, lines, column, label)
+            rows = tables.records(str(path), tables.parse_csv(path, lines), column, label, is_typed=False)
         case ".parquet":
             rows = tables.parquet_rows(path, stream, column, label)
         case ".smi" | ".smiles":  # a molecule, which its name may follow; "smiles" is the head of a column

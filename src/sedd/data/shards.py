@@ -5,11 +5,12 @@ import hashlib
 import json
 import os
 import shutil
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from io import BufferedWriter
+from itertools import compress, islice
 from pathlib import Path
 from typing import Any, NamedTuple, final
 
@@ -17,15 +18,14 @@ import numpy as np
 from jaxtyping import UInt
 
 from sedd import files
-from sedd.data.index import FORMAT, LABELS, LENGTHS, Index, Labels, Shard, shard_name
-from sedd.data.packing import TokenBlocks
-from sedd.data.readers import Chunk, Source, expand_sources, has_several_documents, read_chunks
+from sedd.data.packing import FORMAT, LABELS, LENGTHS, Index, Labels, Shard, TokenBlocks, is_prepared, shard_name
+from sedd.data.readers import Chunk, Source, expand_sources, has_several_documents, read_chunks, read_documents
 from sedd.data.tables import TextOrIds
 from sedd.data.text_file import TextEncoding
 from sedd.data.token_files import companions
 from sedd.schema import MAX_SAMPLES, check_choice, check_count
 from sedd.terminal import warn
-from sedd.tokenizer import BPE, Ids, Integers, Tokenizer
+from sedd.tokenizer import BPE, Ids, Integers, Tokenizer, build_tokenizer
 from sedd.tokenizer.base import utf8
 
 SHARD = 1 << 27  # tokens per file
@@ -33,10 +33,99 @@ READER = 3  # version of the reading of sources, of which the cache holds the re
 PACKING = ("packed", "lines")
 PADS = ("model", "ignore")
 NO_LABEL = 2**16 - 1
+MAX_USUAL = 0.75  # a length that leaves out long records is named if it is at most this share of the longest
 NOTES = "notes.txt"
 MAX_NOTES = 2**12  # bytes of the notes that are read; their author may be anyone
 
 OnBytesRead = Callable[[int, int], None]  # bytes of the sources read so far, and in total
+
+
+def fit_tokenizer(
+    spec: str,
+    sources: Sequence[str | Path],
+    column: str | None = None,
+    packing: str = "packed",
+    encoding: str = "utf-8",
+    fraction: float = 1.0,
+) -> Tokenizer:
+    """Build the tokenizer called ``spec``, fitted to the beginning of ``sources`` if it has to be.
+
+    Training sees that part, and held-out text stays unseen.
+
+    Args:
+        spec: As for `tokenizer.build_tokenizer`; other arguments as for `prepare`.
+        fraction: The first part of the characters, or of the records, that the tokenizer sees.
+    """
+
+    def read() -> Iterator[str]:
+        return read_documents(sources, column, packing, TextEncoding.for_tokenizer(spec, encoding))
+
+    def beginning() -> Iterator[str]:
+        if packing == "lines":
+            yield from islice(read(), max(1, int(fraction * sum(1 for _ in read()))))
+            return
+        rest = max(1, int(fraction * sum(map(len, read()))))
+        for text in read():
+            yield text[:rest]
+            rest -= len(text)
+            if rest <= 0:
+                return
+
+    return build_tokenizer(spec, read if fraction == 1 else beginning)
+
+
+@final
+class RecordLengths(NamedTuple):
+    """The number of records, and the tokens of the shortest and of the longest; of prepared data the longest alone."""
+
+    records: int
+    shortest: int | None
+    longest: int
+    padding: float = 0.0  # share of padding in sequences as long as the longest record
+    usual: int = 0  # the length that 99 % of the records do not exceed; 0 if unknown
+    longer: int = 0  # number of records above it
+
+    def advice(self) -> str:
+        """Return what share is padding, and which length leaves out few records."""
+        share = f", {self.padding:.0%} of them padding" if self.padding else ""
+        if not 0 < self.usual <= MAX_USUAL * self.longest:
+            return f"{share}; --seq-len sets another length"
+        return f"{share}; --seq-len {self.usual} leaves out {self.longer:,} longer records"
+
+    def __str__(self) -> str:
+        if self.shortest == self.longest:
+            return f"{self.records:,} records of {self.longest} tokens each"
+        span = "up to" if self.shortest is None else f"{self.shortest} to"
+        return f"{self.records:,} records of {span} {self.longest} tokens"
+
+
+def scan_record_lengths(
+    sources: Sequence[str],
+    tokenizer: str,
+    column: str | None = None,
+    encoding: str = "utf-8",
+    fraction: float = 1.0,
+) -> RecordLengths:
+    """Count the tokens of every record of ``sources``, one per line or row, or take them from a prepared folder."""
+    if len(sources) == 1 and is_prepared(sources[0]):
+        index = Index.read(Path(sources[0]))
+        equal = index.length is not None and index.tokens == index.records * index.length
+        return RecordLengths(index.records, index.length if equal else None, int(index.length or 0))
+    built = None  # characters need no tokenizer to be counted
+    if tokenizer != "chars":
+        built = fit_tokenizer(tokenizer, sources, column, "lines", encoding, fraction)
+    text_encoding, counts = TextEncoding.for_tokenizer(tokenizer, encoding), Counter[int]()
+    for chunk in read_chunks(expand_sources(sources), column, "lines", encoding=text_encoding):
+        rows = [built.encode(text) if built and isinstance(text, str) else text for text in chunk.texts]
+        counts.update(filter(None, map(len, rows)))
+    if not counts:
+        raise ValueError(f"{', '.join(sources)} holds no record; name a source that does")
+    lengths = sorted(counts)
+    up_to = np.cumsum([counts[length] for length in lengths])
+    records, longest = int(up_to[-1]), lengths[-1]
+    place = int(np.searchsorted(up_to, 0.99 * records))
+    padding = 1 - sum(length * number for length, number in counts.items()) / (records * longest)
+    return RecordLengths(records, lengths[0], longest, padding, lengths[place], records - int(up_to[place]))
 
 
 def prepare(
@@ -218,17 +307,14 @@ class _DatasetWriter(contextlib.ExitStack):
     def encode(self, numbered: tuple[int, Chunk]) -> _Encoded:
         """Encode a chunk; called in worker threads."""
         number, chunk = numbered
-        texts, labels = chunk.texts, chunk.labels
         try:
-            rows = self._encode_texts(texts)
+            rows = self._encode_texts(chunk.texts)
         except ValueError as error:
             where = chunk.source if self.is_packed else f"{chunk.source}, from record {chunk.first} on"
             raise ValueError(f"{where}: {error}") from None
-        kept = [number for number, row in enumerate(rows) if self.length is None or len(row) <= self.length]
-        too_long = len(rows) - len(kept)
-        if too_long:
-            rows, texts = [rows[number] for number in kept], [texts[number] for number in kept]
-            labels = [chunk.labels[number] for number in kept] if labels else ()
+        fits = [self.length is None or len(row) <= self.length for row in rows]
+        rows, texts = list(compress(rows, fits)), list(compress(chunk.texts, fits))
+        labels = list(compress(chunk.labels, fits))
         if self.is_packed:
             count, lengths = len(rows) - chunk.continues, np.zeros(0, np.uint32)
             if self.tokenizer.eos is not None:  # between documents
@@ -240,7 +326,7 @@ class _DatasetWriter(contextlib.ExitStack):
             labels = [label for row, label in zip(rows, labels, strict=False) if len(row)]
         # every id fits: see dtype
         ids = np.concatenate(rows or [np.zeros(0, np.int64)], dtype=self.dtype, casting="unsafe")
-        return _Encoded(ids, lengths, labels, count, *self._count_text(texts), chunk.done, too_long)
+        return _Encoded(ids, lengths, labels, count, *self._count_text(texts), chunk.done, fits.count(False))
 
     def _encode_texts(self, texts: Sequence[TextOrIds]) -> list[Ids]:
         if all(isinstance(text, str) for text in texts):

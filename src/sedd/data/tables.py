@@ -10,14 +10,14 @@ import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
 from io import BufferedIOBase
-from itertools import chain, islice
+from itertools import chain, islice, zip_longest
 from pathlib import Path
 from reprlib import repr as shorten
 from typing import Any
 
 import numpy as np
 
-from sedd.data.compression import COMPRESSED, import_optional
+from sedd.data.text_file import COMPRESSED, import_optional
 from sedd.files import parse_json
 from sedd.tokenizer import Ids
 
@@ -59,14 +59,19 @@ def parse_array(path: Path, text: str) -> list[Any]:
     return found
 
 
-def records(source: str, values: Iterator[Any], column: str | None, label: str | None) -> Iterator[Row]:
-    """Yield the records of JSON: texts, lists of integers, or one column of objects, and the labels."""
+def records(
+    source: str, values: Iterator[Any], column: str | None, label: str | None, is_typed: bool = True
+) -> Iterator[Row]:
+    """Yield the records of JSON or CSV: texts, lists of integers, or one column of objects, and the labels.
+
+    Where values have no types, as in CSV, a column that begins with a number is not found to be of text.
+    """
     if not (head := list(islice(values, 1))):
         return
     wanted = first = None
     if isinstance(head[0], dict):
         others = {key: value for key, value in head[0].items() if key != label}
-        texts = [key for key, value in others.items() if isinstance(value, str)]
+        texts = [key for key, value in others.items() if isinstance(value, str) and (is_typed or not _is_number(value))]
         lists = [key for key, value in others.items() if isinstance(value, list)]
         wanted = _choose_column(source, list(head[0]), texts or lists, column, label)
     else:
@@ -102,21 +107,14 @@ def _integers(values: list[Any]) -> Ids | None:
     return np.array(whole, np.int64)
 
 
-def csv_rows(file: Path, lines: Iterator[str], column: str | None, label: str | None) -> Iterator[Row]:
-    """Yield the column of texts of a CSV file, and the labels."""
+def parse_csv(file: Path, lines: Iterator[str]) -> Iterator[dict[str, str | None]]:
+    """Yield the rows of a CSV file by column; None stands for a cell that a short row leaves out."""
     csv.field_size_limit(LONGEST_LINE)  # Python's default is 128 KiB, less than a long document
     try:
         rows = short_rows(file, lines)
-        header, head = next(rows, []), list(islice(rows, 1))
-        if not head:
-            return
-        cells = zip(header, head[0], strict=False)
-        strings = [name for name, value in cells if name != label and not _is_number(value)]
-        text_index = header.index(_choose_column(str(file), header, strings, column, label))
-        label_index = len(header) if label is None else header.index(label)
-        for row in chain(head, rows):
-            text = row[text_index] if text_index < len(row) else None
-            yield text, (row[label_index] or None) if label_index < len(row) else None
+        header = next(rows, [])
+        for row in rows:
+            yield dict(zip_longest(header, row[: len(header)]))
     except csv.Error as error:
         raise ValueError(f"{file} is not CSV: {error}") from None
 

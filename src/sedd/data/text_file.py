@@ -1,20 +1,48 @@
-"""Text files: from bytes to text, in an encoding."""
+"""Text files: from stored bytes, which .gz, .xz, .bz2 and .zst files compress, to text in an encoding."""
 
+import bz2
 import codecs
+import gzip
+import importlib
+import lzma
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from io import BufferedIOBase
+from io import BufferedIOBase, BufferedReader
 from pathlib import Path
-from typing import NamedTuple, final
+from typing import Any, NamedTuple, final
 
+from sedd.extras import install_hint
 from sedd.registry import TOKENIZERS
 from sedd.tokenizer import Tokenizer
 
+OPENERS: Mapping[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
+COMPRESSED = (*OPENERS, ".zst")
 MOST_ODD = 1 / 1000  # largest share of bytes that are not UTF-8 in data that other tokenizers than bytes read
 _ODD_BYTES = re.compile("[\udc80-\udcff]+")
 _KEEPING = ("bytes", "bpe", "gpt2")
 _ADVICE = "name its encoding, as in --encoding latin-1; a tokenizer of bytes reads such bytes as they are"
+
+
+def open_decompressed(file: Path, raw: BufferedReader) -> AbstractContextManager[BufferedIOBase]:
+    """Decompress ``raw`` according to the file name's ending; a file that is not compressed passes through."""
+    suffix = file.suffix.lower()
+    opened: AbstractContextManager[BufferedIOBase] = nullcontext(raw)
+    if suffix == ".zst":  # Arrow notices a truncated file, which the reader of the library zstandard does not
+        opened = import_optional("pyarrow", str(file)).input_stream(raw, compression="zstd")
+    elif suffix in OPENERS:
+        opened = OPENERS[suffix](raw)
+    return opened
+
+
+def import_optional(module: str, source: str) -> Any:
+    """Import a package of the extra `data`, or raise ValueError with the command that installs it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        package = module.partition(".")[0]
+        raise ValueError(f"{source} needs the package {package}; install it: {install_hint('data')}") from None
 
 
 @final
