@@ -85,18 +85,16 @@ def process_group(device_name: str | None = None) -> Iterator[Ranks]:
         yield Ranks(0, 1, device)
         return
     try:
-        if exists:
+        if not exists:
+            dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
+            _GROUPS.append(dist.group.WORLD)
+        try:
             ranks = Ranks(rank, world_size, device, _cpu_group(device))
             yield ranks
-            ranks.barrier()
-            return
-        dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
-        _GROUPS.append(dist.group.WORLD)
-        try:
-            yield Ranks(rank, world_size, device)
-            dist.barrier()  # no process may leave while another still communicates
+            ranks.barrier()  # no process may leave while another still communicates
         finally:
-            dist.destroy_process_group()
+            if not exists:
+                dist.destroy_process_group()
     except RuntimeError as error:
         if not isinstance(error, dist.DistError) and not any(word in str(error) for word in ("gloo", "NCCL")):
             raise
