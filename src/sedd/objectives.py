@@ -159,18 +159,13 @@ class Objective:
     def check_process(self, process: Process) -> None:
         """Raise ValueError for noise under which the objective is not defined."""
         if self.needs_mask and not process.only_masks:
-            raise ValueError(
-                f"{type(self).__name__} masks tokens, so it needs Absorbing; {process} makes noise of tokens too"
-            )
+            raise ValueError(f"{type(self).__name__} masks tokens: it needs Absorbing; {process} has other noise too")
 
     def check(self, model: Any) -> None:
         """Raise ValueError for a model that the objective cannot train."""
         name, given = type(self).__name__, type(model).__name__
         if not isinstance(model, HasNoise):
-            raise ValueError(
-                f"{name} needs a model with process and schedule, and {given} has none; wrap the network, as in "
-                "ScoreModel(network, process)"
-            )
+            raise ValueError(f"{name} needs a model, as ScoreModel(network, process) is; {given} has no process")
         if self.needs is not None and not hasattr(model, self.needs):
             raise ValueError(f"{name} needs {self.needs}(), and {given} has none; choose a parameterization with it")
         self.check_process(model.process)

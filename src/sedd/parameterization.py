@@ -155,9 +155,7 @@ class DiscreteModel(nn.Module, ABC):
         expected = self.process.vocab_size if self.is_causal else self.process.num_states
         output = output[..., :expected] if self.is_causal else output
         if output.shape[-1] != expected:
-            raise ValueError(
-                f"the network returns {output.shape[-1]} entries per position; this process needs {expected}"
-            )
+            raise ValueError(f"the network returns {output.shape[-1]} entries per position; it needs {expected}")
         return output
 
     @final

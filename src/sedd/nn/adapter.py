@@ -39,17 +39,14 @@ class AdaptedNetwork(nn.Module):
         inner = _unwrapped(module)
         self.name, self._is_required = type(inner).__name__, _arguments(inner)
         if not self._is_required:
-            wanted = "forward(self, x, sigma) or forward(self, x)"
-            raise ValueError(f"forward of {self.name} names no arguments; write {wanted}")
+            raise ValueError(f"forward of {self.name} names no arguments; write forward(self, x, sigma)")
         _, *rest = self._is_required
         second = [name for name in rest[:1] if self._is_required[name] and name not in ("valid", "label")]
         self._sigma = next((name for name in ("sigma", *second) if name in rest), None)
         self.depends_on_sigma = self._sigma is not None
         if others := [name for name in rest if self._is_required[name] and name not in (self._sigma, "valid", "label")]:
-            needed = (
-                f"forward of {self.name} needs {', '.join(others)}, and sedd passes x, sigma, valid and label alone"
-            )
-            raise ValueError(f"{needed}; give every other argument a default")
+            needed = f"forward of {self.name} needs {', '.join(others)}; sedd passes x, sigma, valid and label alone"
+            raise ValueError(f"{needed}: give every other argument a default")
 
     def require(self, name: str) -> None:
         """Raise ValueError if ``forward`` has no argument of this name: ``valid`` for padding, ``label`` for labels."""
@@ -88,14 +85,10 @@ class AdaptedNetwork(nn.Module):
             raised = f"{self.name} raised {error!r} on token ids up to {int(x.max())}"
             raise ValueError(f"{raised}; its embedding needs a row for every state, the mask included") from error
         logits = getattr(output, "logits", output)
-        if not isinstance(logits, Tensor):
-            returned = "None" if output is None else f"a {type(output).__name__}"
-            raise ValueError(f"{self.name} returned {returned}; return logits, or an object that has them as .logits")
-        if logits.ndim != 3 or logits.shape[:2] != x.shape:
-            returned = f"{self.name} returned shape {tuple(logits.shape)} for tokens of shape {tuple(x.shape)}"
-            raise ValueError(
-                f"{returned}; return a row of logits for each token, ({x.shape[0]}, {x.shape[1]}, outputs)"
-            )
+        if not isinstance(logits, Tensor) or logits.ndim != 3 or logits.shape[:2] != x.shape:
+            returned = f"shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else f"a {type(output).__name__}"
+            wanted = f"logits of shape ({x.shape[0]}, {x.shape[1]}, outputs), or an object that has them as .logits"
+            raise ValueError(f"{self.name} returned {returned}; return {wanted}")
         return logits
 
     def _call_by_length(self, x: Tensor, sigma: Tensor, valid: Tensor, label: Tensor | None) -> Tensor:

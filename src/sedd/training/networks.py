@@ -136,8 +136,7 @@ def _check_class(name: str, found: Any) -> "type[nn.Module]":
     from torch import nn
 
     if not (inspect.isclass(found) and issubclass(found, nn.Module)):
-        what = f"the class {found.__name__}" if inspect.isclass(found) else f"a {type(found).__name__}"
-        raise ValueError(f"network {name} is {what}; it must be a subclass of torch.nn.Module")
+        raise ValueError(f"network {name} is {found!r}; it must be a subclass of torch.nn.Module")
     return found
 
 
