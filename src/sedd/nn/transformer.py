@@ -12,7 +12,6 @@ Reference: Vaswani et al. 2017, "Attention Is All You Need", arXiv 1706.03762.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from typing import ClassVar, NamedTuple, final
 
 import torch
@@ -146,21 +145,18 @@ class Block(nn.Module, ABC):
 class ReferenceBlock(Block):
     """LayerNorm → modulate → attention → gate, then LayerNorm → modulate → GELU MLP → gate, each with a residual."""
 
-    mlp: Mapping[str, Linear]
-
     def __init__(self, width: int, heads: int, cond_dim: int | None, dropout: float, zero_branches: bool) -> None:
         super().__init__(heads, dropout)
         self.norm1 = NormWeights(width, bias=cond_dim is None)
         self.attn_qkv = Linear(width, 3 * width, bias=False)
         self.attn_out = Linear(width, width, bias=False)
         self.norm2 = NormWeights(width, bias=cond_dim is None)
-        mlp = nn.ModuleDict({"0": Linear(width, 4 * width), "2": Linear(4 * width, width)})  # GELU is between them
-        self.mlp = mlp  # type: ignore[assignment]
+        self.mlp = nn.Sequential(Linear(width, 4 * width), nn.GELU("tanh"), Linear(4 * width, width))
         self.adaLN_modulation = None if cond_dim is None else Float32Linear(cond_dim, 6 * width, zero=True)
 
     def block_weights(self) -> BlockWeights:
-        norms, (up, down) = (_layer_norm(self.norm1), _layer_norm(self.norm2)), self.mlp.values()
-        return BlockWeights(norms, self.attn_qkv, None, self.attn_out, up, down, "gelu", self.adaLN_modulation)
+        norms, (up, _, down) = (_layer_norm(self.norm1), _layer_norm(self.norm2)), self.mlp
+        return BlockWeights(norms, self.attn_qkv, None, self.attn_out, up, down, "gelu", self.adaLN_modulation)  # type: ignore[arg-type]
 
 
 def _layer_norm(weights: NormWeights) -> NormSpec:
@@ -386,13 +382,11 @@ class Transformer(nn.Module, ABC):
     ) -> tuple[Tensor, ResidualBranch]:
         """Run all blocks but the last by a CUDA graph."""
         assert self.graphed_blocks is not None
-        h, y, gate, seed, bias = self.graphed_blocks(
-            self._first_blocks_of_tensors, h, c, context.mask, *context.rotation
-        )
+        h, y, gate, seed, bias = self.graphed_blocks(self._blocks_of_tensors, h, c, context.mask, *context.rotation)
         dropout: float = self.blocks[-2].dropout  # type: ignore[assignment]
         return h, ResidualBranch(y, gate, dropout, seed, bias)
 
-    def _first_blocks_of_tensors(
+    def _blocks_of_tensors(
         self, h: Tensor, c: Tensor | None, mask: Tensor | None, cos: Tensor, sin: Tensor
     ) -> OptionalTensors:
         """Run all blocks but the last, with tensors alone as inputs and outputs."""

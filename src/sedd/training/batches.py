@@ -36,8 +36,6 @@ class Batch(NamedTuple):
 
     def micro_batches(self, count: int) -> list["Batch"]:
         """Split the sequences into ``count`` equal parts, for gradient accumulation."""
-        if count == 1:
-            return [self]
         columns = zip(*(column.chunk(count) for column in self[:-1]), strict=True)
         return [Batch._make((*part, self.tokens)) for part in columns]
 
