@@ -147,15 +147,16 @@ def test_samplers_are_listed() -> None:
     assert sorted(table) == sorted(sampling_settings.SAMPLERS.built_in)
 
 
-PACKAGES = "data|evaluation|exact|factory|generate|hub|loading|likelihood|nn|ops|sampling|sedd|training"
+PACKAGES = "data|draws|evaluation|exact|hub|loading|likelihood|nn|ops|samplers|sedd|training"
 
 
 def test_python_names_exist() -> None:
     """`exact.Score`, `sedd.train` and the like, in the text of a page."""
-    entry_point_groups = {f"sedd.{kind}" for kind in ("schedules", "processes", "objectives", "samplers", "tokenizers")}
+    kinds = ("networks", "objectives", "processes", "samplers", "schedules", "tokenizers")
+    entry_point_groups = {f"sedd.{kind}" for kind in kinds}
     keys = set(re.findall(r"^\| `([a-z_.]+)`", (ROOT / "docs/reference/configuration.md").read_text(), re.MULTILINE))
     inline = {code for page in PAGES for code in INLINE.findall(BLOCK.sub("", page.read_text()))}
-    named = {code for code in inline if re.fullmatch(rf"(?:{PACKAGES})\.(?!py$)\w+(?:\.[A-Za-z]\w*)*", code)}
+    named = {code for code in inline if re.fullmatch(rf"(?:{PACKAGES})\.(?!py$|ipynb$|md$)\w+(?:\.[A-Za-z]\w*)*", code)}
     for code in named - keys - entry_point_groups:
         package, *names = code.removeprefix("sedd.").split(".") if code.count(".") > 1 else code.split(".")
         value: object = importlib.import_module("sedd" if package == "sedd" else f"sedd.{package}")

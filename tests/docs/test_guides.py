@@ -1,12 +1,10 @@
 """The guides that answer questions agree with the code, the stored results and the tests they name."""
 
-import ast
-import functools
 import json
 import math
 import re
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
@@ -95,55 +93,6 @@ def test_the_keys_of_the_log_are_listed() -> None:
         assert any(f'"{key}"' in source for source in sources), key
     assert {"loss", "bits_per_char", "grad_norm", "loss_by_time", "skipped", "bound", "bound_stderr"} <= listed
     assert trainer.TIME_BINS == 10
-
-
-# Error messages ----------------------------------------------------------------------------------------------
-
-
-class Message(NamedTuple):
-    """A string of the source as a pattern, in which a value is any text."""
-
-    pattern: re.Pattern[str]
-    literal: int
-    """Number of characters that are not values."""
-
-
-@functools.cache
-def messages() -> list[Message]:
-    found = []
-    for path in (ROOT / "src/sedd").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            parts = node.values if isinstance(node, ast.JoinedStr) else [node]
-            texts = [part.value if isinstance(part, ast.Constant) else None for part in parts]
-            literals = [text for text in texts if isinstance(text, str)]
-            if literals:
-                pattern = "".join(re.escape(text) if isinstance(text, str) else ".*" for text in texts)
-                found.append(Message(re.compile(pattern, re.DOTALL), sum(map(len, literals))))
-    return found
-
-
-def is_printed(message: str) -> bool:
-    """Return whether a string of the source is the whole message or, with 60 characters of its own, a part of it."""
-    return any(
-        m.pattern.fullmatch(message) if m.literal < 60 else m.pattern.search(message)
-        for m in messages()
-        if m.literal >= 25  # shorter ones would match anything
-    )
-
-
-QUOTED = re.findall(r"^> (.+)$", page("troubleshooting"), re.MULTILINE)
-
-
-@pytest.mark.parametrize("message", QUOTED, ids=lambda message: message[:40])
-def test_a_quoted_message_is_one_of_the_source(message: str) -> None:
-    assert is_printed(message)
-
-
-def test_a_message_that_nothing_prints_is_found() -> None:
-    """Mutant: another remedy in place of the right one."""
-    right = "a batch of 7 cannot be shared by 1 processes, each in 2 equal parts; make it a multiple"
-    assert right in QUOTED
-    assert not is_printed(right.replace("multiple", "divisor"))
 
 
 # Footguns and the paper ----------------------------------------------------------------------------------------
