@@ -255,7 +255,7 @@ def sample_and_infill(out: Path) -> None:
         for text in texts(samplers.template.prompt_from_ids([ids] * 3)):
             print(f"  {text}")
     rows = sampling_run.sample(samplers.empty(12, LENGTH))
-    tokens = [trace.trace_tokens(loaded.tokenizer, row) for row in rows]
+    tokens = [trace.trace_tokens(loaded.tokenizer.tokens(row.ids), row.reveal_step) for row in rows]
     page = trace.trace_page(tokens, "Twelve sentences", "Sampler first-hitting, 64 steps.")
     (out / "trace.html").write_text(page, encoding="utf-8")
     (out / "samples.json").write_text(json.dumps({"grammatical": good, "of": len(samples), "texts": samples}, indent=1))

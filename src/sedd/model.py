@@ -116,7 +116,7 @@ class Text:
         return self.text
 
     def _repr_html_(self) -> str:
-        return trace.trace_fragment([[trace.TracedToken(*pair) for pair in zip(self.tokens, self.steps, strict=True)]])
+        return trace.trace_fragment([trace.trace_tokens(self.tokens, self.steps)])
 
 
 @final

@@ -2,7 +2,7 @@
 
 import re
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import chain, groupby
 from pathlib import Path
@@ -12,12 +12,10 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from sedd import files
 from sedd.loading import LoadedModel
-from sedd.samplers import GeneratedSequence, Prompt, State
+from sedd.samplers import Prompt, State
 from sedd.templates import render
 from sedd.terminal import visible
-from sedd.tokenizer import Tokenizer
 from sedd.tokenizer.base import PAD_TEXT
 
 WIDTH, MIN_WIDTH = 140, 50
@@ -48,22 +46,11 @@ class TracedToken(NamedTuple):
     step: int
     """The step at which it appeared; 0 for a given token."""
 
-    @property
-    def ends_line(self) -> bool:
-        """Whether the token ends with a line break."""
-        return self.text.endswith("\\n")
 
-
-def trace_tokens(tokenizer: Tokenizer, sequence: GeneratedSequence) -> list[TracedToken]:
-    """Return the tokens of a generated sequence in printable form."""
-    return [
-        TracedToken(text, step) for text, step in zip(tokenizer.tokens(sequence.ids), sequence.reveal_step, strict=True)
-    ]
-
-
-def _without_padding(rows: list[list[TracedToken]]) -> list[list[TracedToken]]:
-    """Return each text up to the padding at its end."""
-    return [row[: next((i for i in range(len(row), 0, -1) if row[i - 1].text != PAD_TEXT), 0)] for row in rows]
+def trace_tokens(texts: Sequence[str], steps: Sequence[int]) -> list[TracedToken]:
+    """Return tokens in printable form with their steps, up to the padding at the end."""
+    length = next((i for i in range(len(texts), 0, -1) if texts[i - 1] != PAD_TEXT), 0)
+    return [TracedToken(*pair) for pair in zip(texts[:length], steps[:length], strict=True)]
 
 
 def _last_step(rows: list[list[TracedToken]]) -> int:
@@ -82,36 +69,31 @@ def _colors(step: int, last: int) -> tuple[str, str]:
 
 def trace_page(rows: list[list[TracedToken]], title: str, about: str) -> str:
     """Return a self-contained HTML page of the texts, with a slider over the steps."""
-    rows = _without_padding(rows)
     last = _last_step(rows)
-    page = {"title": title, "about": f"{about} Given tokens have a dashed outline.", "last_step": last}
-    scale = [_colors(1 + round(i / 8 * (last - 1)), last)[0] for i in range(9)]
-    return render("trace.html.j2", rows=rows, colors=partial(_colors, last=last), scale=scale, **page)
+    page = {"title": title, "about": about, "last_step": last}
+    return render("trace.html.j2", rows=rows, colors=partial(_colors, last=last), **page)
 
 
 def trace_fragment(rows: list[list[TracedToken]]) -> str:
     """Return the texts as an HTML fragment, for a page that exists already such as a notebook."""
-    rows = _without_padding(rows)
     return render("trace_texts.html.j2", rows=rows, colors=partial(_colors, last=_last_step(rows)))
 
 
 def save_trace_png(rows: list[list[TracedToken]], title: str, path: Path) -> None:
     """Write the texts and the colour scale as a PNG."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
+    from matplotlib.figure import Figure
     from matplotlib.patches import Rectangle
 
-    rows = _without_padding(rows)
+    from sedd import plot
+
     last = _last_step(rows)
     placed, height = _lines(rows)
     columns = max(MIN_WIDTH, max((x + len(text) for _, text, x, _ in placed), default=0))
     heading = textwrap.wrap(title, columns)
     inches, width = 0.26 * height + 1.1 + 0.2 * len(heading), INCHES_PER_COLUMN * columns + 0.24
-    figure = plt.figure(figsize=(width, inches))
+    figure = Figure(figsize=(width, inches))
     axes = figure.add_axes((0.12 / width, 0.8 / inches, 1 - 0.24 / width, 0.26 * height / inches))
     axes.set(xlim=(0, columns), ylim=(height - 0.5, -0.5))
     axes.axis("off")
@@ -124,9 +106,7 @@ def save_trace_png(rows: list[list[TracedToken]], title: str, path: Path) -> Non
     scale = ScalarMappable(Normalize(1, last), "viridis")
     below = figure.add_axes((0.12 / width, 0.5 / inches, min(3.6, width - 0.3) / width, 0.14 / inches))
     figure.colorbar(scale, cax=below, orientation="horizontal", label="step; framed: given")
-    with files.atomic_write(path) as temporary:
-        figure.savefig(temporary, format="png", dpi=120)
-    plt.close(figure)
+    plot.save_png(figure, path)
 
 
 def _lines(rows: list[list[TracedToken]]) -> tuple[list[tuple[TracedToken, str, int, int]], int]:
@@ -142,7 +122,7 @@ def _lines(rows: list[list[TracedToken]]) -> tuple[list[tuple[TracedToken, str, 
                 piece, rest = rest[: WIDTH - x], rest[WIDTH - x :]
                 placed.append((token, piece, x, y))
                 x += len(piece)
-            if token.ends_line:
+            if token.text.endswith("\\n"):  # a line break in printable form
                 x, y = 0, y + 1
         y += 2
     return placed, max(1, y - 1)

@@ -9,7 +9,6 @@ import pytest
 
 from sedd import trace
 from sedd.evaluation import compare
-from sedd.samplers import GeneratedSequence
 from sedd.tokenizer import Bytes
 
 EVIL = "</pre><script>window.evil = 1</script><img src=x onerror='window.evil = 1'>"
@@ -35,7 +34,7 @@ def page(browser: Any) -> Iterator[Any]:
 
 def trace_page(path: Path) -> None:
     ids = Bytes().encode(EVIL).tolist()
-    rows = [trace.trace_tokens(Bytes(), GeneratedSequence(ids, list(range(len(ids)))))]
+    rows = [trace.trace_tokens(Bytes().tokens(ids), range(len(ids)))]
     path.write_text(trace.trace_page(rows, EVIL, EVIL), encoding="utf-8")
 
 

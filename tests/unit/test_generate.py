@@ -261,8 +261,8 @@ class Page(HTMLParser):
 
 def test_a_trace_page_is_self_contained_and_shows_every_token() -> None:
     text = '<script>alert("x")</script>&'
-    row = samplers.GeneratedSequence(BYTES.encode(text).tolist(), [0] * 8 + list(range(1, len(text) - 7)))
-    page = Page(trace.trace_page([trace.trace_tokens(BYTES, row)], "a <b>title</b>", "about"))
+    row = trace.trace_tokens(BYTES.tokens(BYTES.encode(text)), [0] * 8 + list(range(1, len(text) - 7)))
+    page = Page(trace.trace_page([row], "a <b>title</b>", "about"))
     assert page.steps == list(range(1, len(text) - 7))
     assert page.given == 8
     assert page.scripts == 1  # its own
@@ -274,19 +274,19 @@ def test_a_trace_ends_with_the_text() -> None:
     """Padding at the end is left out of pages and pictures; padding before a token is not."""
     padded = BYTES.with_specials(eos=False, pad=True)
     ids = [*padded.encode("a").tolist(), padded.pad, *padded.encode("b").tolist(), *[padded.pad] * 3]
-    tokens = trace.trace_tokens(padded, samplers.GeneratedSequence(ids, [0, 1, 2, 3, 4, 0]))
+    tokens = trace.trace_tokens(padded.tokens(ids), [0, 1, 2, 3, 4, 0])
     page = Page(trace.trace_page([tokens], "title", "about"))
     assert page.steps == [1, 2]
     assert (page.text.count("<pad>"), Page(trace.trace_fragment([tokens])).text.count("<pad>")) == (1, 1)
 
 
 def test_a_trace_is_saved_as_png(tmp_path: Path) -> None:
-    row = samplers.GeneratedSequence(BYTES.encode("a $line$\nand another " * 9).tolist(), list(range(189)))
-    trace.save_trace_png([trace.trace_tokens(BYTES, row)], "title", tmp_path / "trace.png")
+    row = trace.trace_tokens(BYTES.tokens(BYTES.encode("a $line$\nand another " * 9)), range(189))
+    trace.save_trace_png([row], "title", tmp_path / "trace.png")
     assert (tmp_path / "trace.png").read_bytes().startswith(b"\x89PNG")
-    placed, lines = trace._lines([trace.trace_tokens(BYTES, row)])
+    placed, lines = trace._lines([row])
     assert all(x + len(text) <= trace.WIDTH and y < lines for _, text, x, y in placed)
-    assert "".join(text for _, text, _, _ in placed) == "".join(t.text for t in trace.trace_tokens(BYTES, row))
+    assert "".join(text for _, text, _, _ in placed) == "".join(token.text for token in row)
 
 
 def test_the_padding_of_a_model_reaches_samplers_by_confidence(tmp_path: Path) -> None:

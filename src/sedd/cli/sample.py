@@ -287,7 +287,7 @@ def trace(
     from sedd.trace import save_trace_png, trace_page, trace_tokens
 
     finished = _run_batches(run, prompt, 16, loaded, watch=False)
-    rows = [trace_tokens(loaded.tokenizer, sequence) for sequence, _, _ in finished]
+    rows = [trace_tokens(loaded.tokenizer.tokens(row.ids), row.reveal_step) for row, _, _ in finished]
     title = f"{len(rows)} texts of {folder.name}" if len(rows) > 1 else f"A text of {folder.name}"
     about = f"Sampler {run.name}, {options['steps']} steps, seed {options['seed']}."
     with root.writing_to(out):
