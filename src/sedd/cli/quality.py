@@ -1,7 +1,7 @@
 """``sedd quality``: generative perplexity and other metrics of samples."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -95,9 +95,9 @@ def quality(
 
     sampling = sampling_settings(settings)
     for path in out or []:
-        _check_out(path, PICTURES + RECORDS)
+        root.check_out(path, PICTURES + RECORDS)
     if save is not None:
-        _check_out(save, RECORDS[1:])
+        root.check_out(save, RECORDS[1:])
     paths = [_find_input(path) for path in inputs] if inputs else [root.find_model(None)]
     swept = sample_sets.parse_sweeps(sweep or [])
     points = sample_sets.sweep_points((sampling, length), swept)
@@ -167,13 +167,6 @@ def quality(
         return record
 
     _report([evaluate(item) for items in work for item in items], [*swept], out or [], as_json)
-
-
-def _check_out(path: Path, kinds: Sequence[str]) -> None:
-    """Raise ValueError, before any work, if ``path`` cannot be written."""
-    if path.suffix not in kinds:
-        raise ValueError(f"{path} cannot be written; the name must end in {' or '.join(kinds)}")
-    root.check_out(path)
 
 
 def _find_input(path: Path) -> Path:

@@ -333,8 +333,10 @@ def model_name(folder: Path) -> str:
     return folder.name if folder.parent == models.built_in_folder() else str(folder)
 
 
-def check_out(out: Path) -> None:
-    """Reject a file that cannot be written, before any work; leave nothing behind."""
+def check_out(out: Path, kinds: Sequence[str] = ()) -> None:
+    """Reject a file that cannot be written or has none of these suffixes, before any work; leave nothing behind."""
+    if kinds and out.suffix not in kinds:
+        raise ValueError(f"{out} cannot be written; its name must end in {' or '.join(kinds)}")
     if out.is_dir():
         raise ValueError(f"{out} is a folder; name a file in it with --out")
     if out.exists() and not out.is_file():  # a device, such as /dev/null

@@ -121,8 +121,8 @@ def compare(
     from sedd.evaluation import compare as comparison
 
     chosen = evaluation.get_protocol(protocol or ("strict" if data else "held-out"))
-    path, curves = comparison.check_plot_path(plot), [comparison.read_curve(run) for run in runs]
-    root.check_out(path)
+    root.check_out(plot, (".png", ".html"))
+    curves = [comparison.read_curve(run) for run in runs]
     where, device = check_data(data, chosen), options.pop("device")
     # diffusion models have draws, and one of them is enough
     ways = [check_options(run, chosen, draws=options["draws"])[1][-1] for run in runs]
@@ -149,7 +149,8 @@ def compare(
     if ranks.is_main:
         configs = [model.config for model in models]
         means = comparison.seed_means(rows, configs)
-        comparison.write_comparison(rows, means, curves, path)
+        with root.writing_to(plot):
+            comparison.write_comparison(rows, means, curves, plot)
         if difference := comparison.describe_differences(configs, [row["parameters"] for row in rows]):
             warn(difference)
         if as_json:

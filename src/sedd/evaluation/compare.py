@@ -125,15 +125,6 @@ def table_cells(records: Sequence[dict[str, Any]]) -> list[list[str]]:
     return [["" if value is None else str(value) for value in row] for row in likelihood_table(records, COLUMNS)]
 
 
-def check_plot_path(path: Path) -> Path:
-    """Return ``path``, or raise an error if no plot can be written there."""
-    if path.suffix not in (".png", ".html"):
-        raise ValueError(f"the plot is {path.name}; its name must end in .png or .html")
-    if not path.parent.is_dir():
-        raise ValueError(f"{path.parent} does not exist; make it, or choose another --plot")
-    return path
-
-
 def write_comparison(
     records: Sequence[dict[str, Any]], means: Sequence[dict[str, Any]], curves: Sequence[ValidationCurve], path: Path
 ) -> None:
