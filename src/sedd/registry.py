@@ -25,7 +25,7 @@ class Registry:
     """Names of one kind, and the classes or functions that they stand for."""
 
     kind: str  # for messages: ``schedule``, ``sampler`` …
-    built_in: Mapping[str, str]  # each with ``module:attribute``
+    built_in: Mapping[str, str]  # each with ``module:attribute``, or an attribute of the module of ``base``
     group: str | None = None  # the entry points in which other packages add names; None: they cannot
     base: str = "builtins:object"  # of which classes of other packages must be subclasses
 
@@ -51,7 +51,8 @@ class Registry:
         if name in self.built_in:
             if plugins:
                 warn(f"{self.kind} {name} is built in; that of {packages} is ignored")
-            return resolve_name(self.built_in[name])
+            found, module = self.built_in[name], self.base.partition(":")[0]
+            return resolve_name(found if ":" in found else f"{module}:{found}")
         if len(plugins) > 1:
             raise ValueError(f"{self.kind} {name} is defined by {packages}; uninstall all but one of them")
         try:
