@@ -7,7 +7,7 @@ the last returns log-scores, ``log_score = model(x_t, sigma)``, with 0 at y = x_
 """
 
 import copy
-from abc import ABC, abstractmethod
+from abc import ABC
 from typing import Any, ClassVar, Literal, Protocol, Self, final, runtime_checkable
 
 import torch
@@ -175,9 +175,12 @@ class DiffusionModel(DiscreteModel, ABC):
         """Return the log-score at k positions from their hidden states."""
         return self._log_score(self._head(hidden)[:, None], x_t[:, None], sigma)[:, 0]
 
-    @abstractmethod
     def _log_score(self, output: Tensor, x_t: Tensor, sigma: Tensor) -> Tensor:
-        """Convert the network's output to a log-score."""
+        """Convert the network's output to a log-score; by default that of p(x_0) = softmax of the first N outputs.
+
+        s_y = Σ_{x_0} p(x_0 | x_t)·a_y(x_0) = Σ_{x_0} P_σ(y, x_0)·e^z / Σ_{x_0} P_σ(x_t, x_0)·e^z.  [§5]
+        """
+        return self.process.marginal_score(output[..., : self.process.vocab_size].log_softmax(-1), x_t, sigma)
 
 
 @final
@@ -236,10 +239,6 @@ class MeanModel(DiffusionModel):
         logits = output[..., : self.process.vocab_size]
         return self.process.add_log_likelihood(logits, x_t, sigma).log_softmax(-1)
 
-    def _log_score(self, output: Tensor, x_t: Tensor, sigma: Tensor) -> Tensor:
-        """s_y = Σ_{x_0} p(x_0 | x_t)·a_y(x_0) = Σ_{x_0} P_σ(y, x_0)·e^z / Σ_{x_0} P_σ(x_t, x_0)·e^z.  [§5]"""
-        return self.process.marginal_score(output[..., : self.process.vocab_size].log_softmax(-1), x_t, sigma)
-
 
 @final
 class ConditionalModel(DiffusionModel):
@@ -254,9 +253,6 @@ class ConditionalModel(DiffusionModel):
         """Return log p_t(x_i | x_−i)."""
         log_p = self._output(x_t, sigma)[..., : self.process.vocab_size].log_softmax(-1)
         return self.process.log_marginal(log_p, sigma)
-
-    def _log_score(self, output: Tensor, x_t: Tensor, sigma: Tensor) -> Tensor:
-        return self.process.marginal_score(output[..., : self.process.vocab_size].log_softmax(-1), x_t, sigma)
 
 
 @final
