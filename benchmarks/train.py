@@ -194,7 +194,8 @@ class TrainingSteps:
         norm = optimizer.clip_grad_norm(self.ema.source_weights, self.grad_clip)
         optimizer.step_if_finite(self.optimizers, norm.isfinite())
         self.ema.update(self.step)
-        optimizer.zero_grad(self.optimizers)
+        for each in self.optimizers:
+            each.zero_grad()
         self.step += 1
         return loss.detach(), norm
 

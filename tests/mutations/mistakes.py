@@ -302,7 +302,7 @@ MISTAKES = [
     Mistake(
         "gradients are not dropped after a step",
         "training/trainer.py",
-        "    optimizer.zero_grad(trainer.optimizers)\n",
+        "    for each in trainer.optimizers:\n        each.zero_grad()\n",
         "",
         ONE_STEP,
     ),

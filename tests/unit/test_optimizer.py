@@ -45,7 +45,7 @@ class Training:
         optimizer.step_if_finite(self.optimizers, torch.tensor(finite))
         if finite:
             self.ema.update(step)
-        optimizer.zero_grad(self.optimizers)
+        self.network.zero_grad()
         return norm
 
     def state(self) -> list[Tensor]:

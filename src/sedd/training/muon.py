@@ -53,8 +53,6 @@ class Muon(torch.optim.Optimizer):
     optimizers, it reads ``found_inf`` on the device: if that is 1 a step changes nothing, and the host does not wait.
 
     Args:
-        matrices: The matrices, or groups of them with their own options.
-        weight_decay: Each step multiplies weights by 1 − lr·weight_decay.
         beta2: Decay of the average of squares that normalizes rows, see `row_factors`; None: rows are not normalized.
         parts: Into how many equal parts the rows of a matrix are divided, to be orthogonalized separately: 3 for
             stacked queries, keys and values.

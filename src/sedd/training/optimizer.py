@@ -84,9 +84,3 @@ def clip_grad_norm(weights: list[Tensor], max_norm: float) -> Tensor:
     norm = torch.nn.utils.clip_grad_norm_(weights, max_norm)
     whole: Tensor = norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # FSDP: a DTensor
     return whole
-
-
-def zero_grad(optimizers: list[torch.optim.Optimizer]) -> None:
-    """Drop the gradients."""
-    for optimizer in optimizers:
-        optimizer.zero_grad()

@@ -454,7 +454,8 @@ def train_step(trainer: Trainer, batch: Batch, lr: float, on_nonfinite: Callable
     trainer.pending_step = PendingStep(state.step, state.tokens, batch, on_host, copied)
     if copied is None:
         finish_step(trainer, on_nonfinite)
-    optimizer.zero_grad(trainer.optimizers)
+    for each in trainer.optimizers:
+        each.zero_grad()
 
     state.step, state.tokens = state.step + 1, state.tokens + int(batch.tokens)
     return StepMetrics(loss, grad_norm, by_time)
