@@ -134,7 +134,7 @@ def test_missing_models_are_reported_in_a_sentence(
     tmp_path: Path, cache: Path, refuses: Refuses, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refuses(lambda: hub.fetch("owner/nothing"), "owner/nothing", str(cache), "HF_HUB_OFFLINE is set")
-    refuses(lambda: hub.fetch("no such folder"), "holds no model", "name of a model on the Hub")
+    refuses(lambda: sedd.load("no such folder"), "holds no model", "name on the Hub")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")  # nothing listens there
     refuses(lambda: hub.fetch("owner/nothing"), "http://127.0.0.1:9 did not answer", "owner/nothing")

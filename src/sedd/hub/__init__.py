@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sedd import files, models
+from sedd import files
 from sedd import tokenizer as tokenizers
 from sedd.cache import cache_folder
 from sedd.card_facts import CardFacts as CardFacts
@@ -33,6 +33,7 @@ from sedd.training import checkpoint, networks
 
 GPT2_REPOS = ("openai-community/gpt2", "gpt2")
 GPT2_VOCAB_SIZE = 50257
+TOKENIZER_FILES = (tokenizers.CONFIG, tokenizers.DEFINITION, "vocab.json", "merges.txt")
 
 
 def fetch(name: str | Path, revision: str | None = None) -> Path:
@@ -46,11 +47,6 @@ def fetch(name: str | Path, revision: str | None = None) -> Path:
             folder = client.download(str(name), revision)
         except ValueError as error:
             raise ValueError(f"there is no folder {name} here, and on the Hub: {error}") from None
-    elif not folder.exists():
-        advice = (
-            "give a run, one of its checkpoints, what sedd import wrote, or the name of a model on the Hub, owner/name"
-        )
-        raise ValueError(f"{name} holds no model; {advice}; {models.list_built_in()}")
     weights = [file for file in WEIGHT_FILES if (folder / file).is_file()]
     if (folder / checkpoint.CHECKPOINTS).is_dir() or (folder / "ema.safetensors").is_file() or not weights:
         return folder  # a run or a model folder; `load_model` raises the error if it is neither
@@ -91,9 +87,16 @@ def find_tokenizer(imported: convert.ImportedCheckpoint, name: str | None = None
         name: ``gpt2``, or a path; by default the tokenizer in the folder, or GPT-2's if the vocabulary has its size.
     """
     if name is None:
-        found = _tokenizer_in(imported.folder)
-        if found is not None or imported.vocab_size != GPT2_VOCAB_SIZE:
-            return found
+        folder = imported.folder
+        config, definition, vocab, merges = map(folder.joinpath, TOKENIZER_FILES)
+        if config.is_file() and "kind" in read_object(config):
+            return tokenizers.load_tokenizer(folder)
+        if definition.is_file():
+            return BPE.read(definition)
+        if vocab.is_file() and merges.is_file():
+            return BPE.gpt2(vocab, merges)
+        if imported.vocab_size != GPT2_VOCAB_SIZE:
+            return None
     elif name != "gpt2":
         return build_tokenizer(name, _no_texts)
     with suppress(ValueError):
@@ -108,17 +111,6 @@ def find_tokenizer(imported: convert.ImportedCheckpoint, name: str | None = None
 
 def _no_texts() -> Iterator[str]:
     raise ValueError("a published checkpoint has no texts to fit a tokenizer to; give gpt2 or a path")
-
-
-def _tokenizer_in(folder: Path) -> Tokenizer | None:
-    definition, config = folder / tokenizers.DEFINITION, folder / tokenizers.CONFIG
-    if config.is_file() and (definition.is_file() or "kind" in read_object(config)):
-        return tokenizers.load_tokenizer(folder)
-    if definition.is_file():
-        return BPE.read(definition)
-    if (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
-        return BPE.gpt2(folder / "vocab.json", folder / "merges.txt")
-    return None
 
 
 def from_pretrained(name: str | Path, revision: str | None = None, **options: Any) -> LoadedModel:

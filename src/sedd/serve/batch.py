@@ -36,8 +36,7 @@ class Group:
 
     rows: Rows
     members: list[Item[Row]]
-    labels: list[int]
-    """The labels with which the network reads them: two with guidance."""
+    labels: list[int]  # with which the network reads them: two with guidance
 
 
 @dataclass
@@ -45,21 +44,17 @@ class SharedBatch:
     """Rows of one width that advance together, one call each per `advance`."""
 
     loaded: LoadedModel
-    width: int
-    """Tokens per row; shorter rows are padded."""
-    padded: bool
-    """Whether rows are shorter than the width. Attention needs a mask then, so such rows have their own batch."""
+    width: int  # tokens per row; shorter rows are padded
+    padded: bool  # whether rows are shorter than the width; attention needs a mask then, so they have their own batch
     least: int = 1
     """Pad forward passes to this many rows and draw each row by itself, so that no shape depends on the other rows."""
     groups: dict[object, Group] = field(default_factory=dict)
     stats: SamplingStats = field(default_factory=SamplingStats)
     """Counts of network calls, and of their rows, in one advance; with guidance a sequence has two."""
-    skipped: int = 0
-    """Rows that needed no forward pass in the last advance."""
+    skipped: int = 0  # rows that needed no forward pass in the last advance
 
     @property
     def members(self) -> list[Item[Row]]:
-        """All rows."""
         return [member for group in list(self.groups.values()) for member in group.members]
 
     # Rows come and go --------------------------------------------------------------------------------------
@@ -97,7 +92,6 @@ class SharedBatch:
         return [label] if settings.guidance == 1 else [none, label]
 
     def remove(self, gone: list[Item[Row]]) -> None:
-        """Remove rows."""
         for key, group in list(self.groups.items()):
             kept = [i for i, member in enumerate(group.members) if member not in gone]
             if not kept:

@@ -157,7 +157,10 @@ class Engine:
                 events = [(row, failure_of(error)) for row in before]
                 batch.remove(before)
             tokens += len(before) * batch.width
-            self.metrics.count_step(batch.stats.batch_calls, batch.stats.row_calls, batch.skipped, len(before))
+            self.metrics.forwards.inc(batch.stats.batch_calls)
+            self.metrics.forward_rows.inc(batch.stats.row_calls)
+            self.metrics.skipped.inc(batch.skipped)
+            self.metrics.occupancy.observe(len(before))
             for row, event in events:
                 if isinstance(event, Step):
                     self._report(row, event)

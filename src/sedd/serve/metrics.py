@@ -34,12 +34,6 @@ class Metrics:
     def watch(self, name: str, help: str, function: Callable[[], float]) -> None:
         Gauge(name, help, registry=self.registry).set_function(function)
 
-    def count_step(self, forwards: int, forward_rows: int, skipped: int, rows: int) -> None:
-        self.forwards.inc(forwards)
-        self.forward_rows.inc(forward_rows)
-        self.skipped.inc(skipped)
-        self.occupancy.observe(rows)
-
     def count_end(self, event: object, tokens: int) -> None:
         self.rows.labels(event.code if isinstance(event, Failed) else "finished").inc()
         self.tokens.inc(0 if isinstance(event, Failed) else tokens)

@@ -327,7 +327,7 @@ def _no_model(folder: Path) -> str:
     if (folder / "log.jsonl").is_file():
         return f"the run {folder} has no checkpoint yet; wait for its first, or set train.save_every lower"
     why = "" if folder.exists() else ": it does not exist"
-    what = "give the folder of a run, one of its checkpoints, or what sedd import wrote"
+    what = "give the folder of a run, one of its checkpoints, what sedd import wrote, or a name on the Hub, owner/name"
     return f"{folder} holds no model{why}; {what}; {models.list_built_in()}"
 
 
