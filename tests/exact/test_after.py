@@ -15,7 +15,7 @@ from sedd.evaluation import continuation
 from sedd.likelihood import LikelihoodEstimate
 from sedd.loading import LoadedModel
 from sedd.objectives import DenoisingScoreEntropy
-from sedd.parameterization import CausalModel, DiscreteModel, MeanModel
+from sedd.parameterization import CausalModel, DiscreteModel, MeanModel, ScoreModel
 from sedd.process import Absorbing, Process, Uniform
 from sedd.schedule import Geometric, LogLinear, Schedule
 from sedd.tokenizer import Characters
@@ -58,10 +58,25 @@ class Next(torch.nn.Module):
         return exact.Score(P_DATA, ABSORBING).log_next(before)[..., :length, :]
 
 
+class TrueScore(torch.nn.Module):
+    """The exact score as the network of a `ScoreModel`, which adds that of the prior."""
+
+    def __init__(self, process: Process) -> None:
+        super().__init__()
+        self.score = exact.Score(P_DATA, process)
+
+    def forward(self, x: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
+        return self.score(x, sigma) - self.score.process.base_log_score(x, sigma.double())
+
+
+def exact_model(process: Process) -> ScoreModel:
+    return ScoreModel(TrueScore(process), process)
+
+
 @pytest.mark.parametrize("context", [[1], [0, 2], [2, 1, 0]], ids=str)
 def test_the_score_of_what_follows_is_the_conditional_score(context: list[int]) -> None:
     """Everywhere and at every noise; so is its bound in expectation, the entropy of what follows."""
-    model, truth = exact.Score(P_DATA, ABSORBING).bind(context=torch.tensor(context)), rest_of(context)
+    model, truth = exact_model(ABSORBING).bind(context=torch.tensor(context)), rest_of(context)
     x = exact.all_sequences(4, truth.length)
     masked = ABSORBING.is_noisy(x)
     for sigma in (0.01, 1.0, 5.0):
@@ -75,7 +90,7 @@ def test_the_score_of_what_follows_is_the_conditional_score(context: list[int]) 
 
 def test_under_uniform_noise_it_is_another_distribution() -> None:
     """A bound still, but of filling in behind a context that is taken for noisy: worse than the conditional."""
-    model, truth = exact.Score(P_DATA, UNIFORM).bind(context=torch.tensor([0, 2])), rest_of([0, 2])
+    model, truth = exact_model(UNIFORM).bind(context=torch.tensor([0, 2])), rest_of([0, 2])
     bound = exact.bound(model, truth, UNIFORM, LogLinear(), true_base=True, nodes=96).total
     assert bound > truth.entropy() + 1e-3
     own = exact.bound(exact.Score(truth, UNIFORM), truth, UNIFORM, LogLinear(), true_base=True, nodes=96).total
@@ -89,7 +104,7 @@ NOISES = [(ABSORBING, LogLinear()), (ABSORBING, Geometric(1e-3, 8.0)), (UNIFORM,
 def test_the_estimate_is_the_bound_on_what_follows(process: Process, schedule: Schedule) -> None:
     """9 continuations, 5 standard errors of 4096 draws each: false alarm below 1e-5."""
     context = np.array([0, 2])
-    model = exact.Score(P_DATA, process)
+    model = exact_model(process)
     truth = bound_of_each(model.bind(context=torch.from_numpy(context)), process, schedule, length=2, nodes=80)
     if process is ABSORBING:  # the exact score: the bound is −log p(rest | context), but for base and reconstruction
         np.testing.assert_allclose(truth, -rest_of([0, 2]).log_prob(exact.all_sequences(3, 2)), atol=0.02)

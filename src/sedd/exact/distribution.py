@@ -1,6 +1,5 @@
 """A joint distribution of short sequences, and its exact score."""
 
-import copy
 import math
 from collections.abc import Callable
 from typing import final
@@ -146,28 +145,14 @@ class Score(nn.Module):
         super().__init__()
         distribution._fits(process)
         self.distribution, self.process, self.schedule = distribution, process, schedule
-        self.context: Tensor | None = None
-
-    def bind(self, *, context: Int[Tensor, " c"]) -> "Score":
-        """Return the model of what follows ``context``, as `parameterization.DiscreteModel.bind` does."""
-        bound = copy.copy(self)
-        bound.context = context
-        return bound
-
-    def _with_context(self, x: Tensor) -> Tensor:
-        return x if self.context is None else torch.cat([self.context.expand(*x.shape[:-1], -1), x], -1)
-
-    def _after_context(self, values: Tensor) -> Tensor:
-        return values if self.context is None else values[..., len(self.context) :, :]
 
     def forward(self, x_t: Tokens, sigma: PerSequence) -> PerState:
         """log p_σ(x_t with position i set to y) − log p_σ(x_t)."""
-        x_t = self._with_context(x_t)
         tensors.check_states(x_t, self.process.num_states)
         tensors.check_sigma(sigma)
         levels, row = torch.unique(sigma.double(), return_inverse=True)
         log_p, row, n = self.distribution.at(self.process, levels).log(), row[..., None, None], self.process.num_states
-        return self._after_context(log_p[row, neighbours(x_t, n)] - log_p[row, index_of(x_t, n)[..., None, None]])
+        return log_p[row, neighbours(x_t, n)] - log_p[row, index_of(x_t, n)[..., None, None]]
 
     def hidden(self, x_t: Tokens, sigma: PerSequence, valid: Bool[Tensor, "*b L"] | None = None) -> PerState:
         """Return the log-score: there is no head."""
@@ -186,14 +171,14 @@ class Score(nn.Module):
 
     def log_mean(self, x_t: Tokens, sigma: PerSequence) -> PerToken:
         """log p(x_0 at i | x_t), by Bayes' rule over every x_0."""
-        p_data, levels, x_t = self.distribution, sigma.double(), self._with_context(x_t)
-        P = transition_matrix(self.process, levels)[..., : p_data.vocab_size]
+        p_data = self.distribution
+        P = transition_matrix(self.process, sigma.double())[..., : p_data.vocab_size]
         rows = P.gather(-2, x_t[..., None].expand(*x_t.shape, p_data.vocab_size))  # P(x_t at i, v), for i and v
         likelihood = torch.stack([rows[..., i, p_data.sequences[:, i]] for i in range(p_data.length)]).prod(0)
         joint = p_data.probabilities * likelihood
         is_token = torch.nn.functional.one_hot(p_data.sequences, p_data.vocab_size).double()  # x_0, i, v
         p = torch.einsum("...a,aiv->...iv", joint, is_token) / joint.sum(-1)[..., None, None]
-        return self._after_context(torch.log(p))
+        return torch.log(p)
 
     def log_conditional(self, x_t: Tokens, sigma: PerSequence) -> PerState:
         """log p_σ(x_i | x_−i)."""
@@ -201,13 +186,13 @@ class Score(nn.Module):
 
     def log_next(self, x_0: Tokens) -> PerToken:
         """log p(x_i | x_1 … x_{i−1})."""
-        p_data, x_0, logs = self.distribution, self._with_context(x_0), []
+        p_data, logs = self.distribution, []
         for i in range(p_data.length):
             agrees = (p_data.sequences[:, :i] == x_0[..., None, :i]).all(-1)  # *b, a
             token = torch.nn.functional.one_hot(p_data.sequences[:, i], p_data.vocab_size).double()
             joint = (p_data.probabilities * agrees) @ token
             logs.append(torch.log(joint / joint.sum(-1, keepdim=True)))
-        return self._after_context(torch.stack(logs, -2))
+        return torch.stack(logs, -2)
 
 
 @final
