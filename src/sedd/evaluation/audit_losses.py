@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from sedd import objectives
 from sedd.exact import (
@@ -76,27 +77,18 @@ class TimeDependentTable(nn.Module):
 
 
 @final
-class PerturbedDenoiser(nn.Module):
-    """Add errors to the logits of an exact denoiser, one for every sequence, position and token."""
+class Perturbed(nn.Module):
+    """Add errors to the logits of an exact denoiser, one for every sequence, position and state."""
 
     def __init__(self, exact_score: Score, errors: nn.Module) -> None:
         super().__init__()
         self.exact_score, self.errors = exact_score, errors
-        self.process, self.schedule = exact_score.process, exact_score.schedule
 
-    def log_mean(self, x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b L N"]:
-        logits = self.exact_score.log_mean(x_t, sigma)
-        errors: Tensor = self.errors(x_t, sigma)[..., : logits.shape[-1]]
-        return (logits + errors).log_softmax(-1)
-
-    def hidden(self, x_t: Tensor, sigma: Tensor, valid: Tensor | None = None) -> Tensor:
-        return self.log_mean(x_t, sigma)
-
-    def log_mean_at(self, hidden: Tensor, x_t: Tensor, sigma: Tensor) -> Tensor:
-        return hidden
-
-    def forward(self, x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b L n"]:
-        return self.process.mean_score(self.log_mean(x_t, sigma), x_t, sigma)
+    def forward(self, x: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b L n"]:
+        process = self.exact_score.process
+        errors: Tensor = self.errors(x, sigma)
+        logits = process.leave_one_out(self.exact_score.log_mean(x, sigma), x, sigma)  # `MeanModel` adds the likelihood
+        return pad(logits, (0, process.num_states - process.vocab_size)) + errors
 
 
 def _randomize(network: nn.Module, scale: float, seed: int) -> nn.Module:
@@ -134,7 +126,8 @@ def audit_models(process_name: str) -> Iterator[Subject]:
     for seed, (name, score) in enumerate(list(scores.items())[:2]):
         length = score.distribution.length
         errors = _randomize(Table(score.process.num_states, length), 0.5, seed)
-        yield Subject(f"the denoiser of {name}, perturbed", PerturbedDenoiser(score, errors), length, is_time_free)
+        denoiser = MeanModel(Perturbed(score, errors), score.process)
+        yield Subject(f"the denoiser of {name}, perturbed", denoiser, length, is_time_free)
     for seed, (vocab_size, length) in enumerate([(3, 2), (2, 3)]):
         process = build_audited_process(process_name, vocab_size)
         for wrapper, name in ((MeanModel, "denoiser"), (ScoreModel, "score")):
@@ -169,12 +162,6 @@ class _Noise(NamedTuple):
         return torch.bincount(self.sequence, self.weight * values.double())
 
 
-def _clean(process: Process, length: int) -> _Noise:
-    """Return every sequence without noise."""
-    x_0 = all_sequences(process.vocab_size, length)
-    return _Noise(x_0, x_0, torch.zeros(len(x_0)), torch.ones(len(x_0)).double(), torch.arange(len(x_0)))
-
-
 def _enumerate(
     process: Process, length: int, t: Tensor, weight: Tensor, p: Callable[[Tensor, Tensor], Tensor]
 ) -> _Noise:
@@ -189,6 +176,11 @@ def _at_times(process: Process, length: int, schedule: Schedule, t: Tensor, weig
     """Enumerate the process's noise at σ(t)."""
     p = transition_matrix(process, schedule.sigma(t))
     return _enumerate(process, length, t, weight, lambda x_t, x_0: p[:, x_t, x_0].prod(-1))
+
+
+def _at_start(process: Process, length: int, schedule: Schedule = FULL_NOISE) -> _Noise:
+    """Enumerate the noise at t = 0: none, unless a schedule begins with noise."""
+    return _at_times(process, length, schedule, torch.zeros(1).double(), torch.ones(1).double())
 
 
 @cache
@@ -258,7 +250,7 @@ class ObjectiveLoss:
         """Enumerate the times and the noise of the objective; λ-DCE has those of the schedule with full noise."""
         match self.objective:
             case objectives.Autoregressive():
-                return _clean(process, length)
+                return _at_start(process, length)
             case objectives.AnyOrder():
                 return _enumerate(process, length, *self._finite_times(length), _exactly_k)
             case objectives.D3PM(steps=steps):
@@ -292,8 +284,7 @@ def _prior_and_reconstruction(model: Any, length: int) -> Tensor:
     prior = process.prior_kl(x_0, last.expand(len(x_0))).sum(-1)
     if not first > 0:
         return prior
-    once = torch.ones(1, dtype=torch.float64)
-    noise = _at_times(process, length, model.schedule, 0 * once, once)
+    noise = _at_start(process, length, model.schedule)
     table = denoising_table(model, process, noise.x_t, first.expand(len(noise.x_t)))
     return prior + noise.mean(-at_token(table, noise.x_0).log().sum(-1))
 
@@ -357,7 +348,7 @@ class FunctionLoss:
             return self._draw(subject, schedule)
         has_noise = bool({"x_t", "t"} & {*self.takes})
         found = _integrate(
-            lambda nodes: _by_schedule(process, length, schedule, nodes) if has_noise else _clean(process, length),
+            lambda nodes: _by_schedule(process, length, schedule, nodes) if has_noise else _at_start(process, length),
             lambda noise: self._call(subject, schedule, x_0=noise.x_0, x_t=noise.x_t, t=noise.t),
         )
         if (found.error > MAX_ERROR).any():
