@@ -56,9 +56,8 @@ class _Divergence(torch.autograd.Function):
         ctx.divergence = divergence
         ctx.save_for_backward(excluded, log_s, log_a)
         if excluded is None:
-            return torch.where(
-                log_a > _ZERO, divergence.value(log_s, log_a.clamp_min(_ZERO)), divergence.value(log_s, None)
-            )
+            near = divergence.value(log_s, log_a.clamp_min(_ZERO))
+            return torch.where(log_a > _ZERO, near, divergence.value(log_s, None))
         return divergence.value(log_s, log_a).scatter_(-1, excluded, 0).sum(-1)
 
     @staticmethod
@@ -68,12 +67,8 @@ class _Divergence(torch.autograd.Function):
             slope = torch.where(log_a > _ZERO, slope(log_s, log_a.clamp_min(_ZERO)), slope(log_s, None))
         else:
             slope, grad = slope(log_s, log_a).scatter_(-1, excluded, 0), grad[..., None]
-        return (
-            None,
-            None,
-            torch.where(grad == 0, 0, slope * grad),
-            None,
-        )  # 0 where grad is, even if the slope is infinite
+        # 0 where grad is, even if the slope is infinite
+        return None, None, torch.where(grad == 0, 0, slope * grad), None
 
 
 @final

@@ -333,9 +333,9 @@ class _Draws:
         values, costs, variances = found.reshape(len(self.times), *self.times[0].strata.shape, 5), [], []
         for times, nats, control_variates in zip(self.times, values[..., :3].sum(-1), values[..., 3:], strict=True):
             trend = self.estimator.trend(torch.from_numpy(times.midpoints)).numpy()
-            adjusted = times.adjust(nats, trend, control_variates)
-            costs.append(adjusted.costs.mean(-1))
-            variances.append(adjusted.variance)
+            adjusted, variance = times.adjust(nats, trend, control_variates)
+            costs.append(adjusted.mean(-1))
+            variances.append(variance)
         return np.concatenate(costs), np.array(variances)
 
     def summary(self, found: Float[np.ndarray, "draws 5"]) -> LikelihoodEstimate[float]:

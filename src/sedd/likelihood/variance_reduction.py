@@ -16,7 +16,7 @@ their difference. A least-squares fit to the differences separates three parts:
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple, final
+from typing import final
 
 import numpy as np
 from jaxtyping import Float, Int, UInt
@@ -34,14 +34,6 @@ def check_draws(draws: int) -> None:
     if draws < 2 or draws % 2:
         raise ValueError(f"draws is {draws}; they come in pairs, whose differences give the error: choose 2, 4, 6 …")
     check_count("draws", draws)
-
-
-class AdjustedCosts(NamedTuple):
-    """Costs after control variates and the effect of time have been subtracted."""
-
-    costs: Float[np.ndarray, "sequences draws"]
-    variance: float
-    """Variance of the sum over sequences of the mean of their draws, given the sequences."""
 
 
 @final
@@ -87,8 +79,10 @@ class StratifiedTimes:
         costs: Float[np.ndarray, "sequences draws"],
         trend: Float[np.ndarray, "sequences draws"],
         control_variates: Float[np.ndarray, "sequences draws kinds"],
-    ) -> AdjustedCosts:
+    ) -> tuple[Float[np.ndarray, "sequences draws"], float]:
         """Subtract control variates, whose expectation is 0, and the effect of time; the expected mean stays the same.
+
+        The second value is the variance of the sum over sequences of the mean of their draws, given the sequences.
 
         ``trend`` is the expected shape of the costs as a function of `midpoints`, up to a factor.
         """
@@ -106,10 +100,8 @@ class StratifiedTimes:
         residuals = (differences - regressors @ coefficients) / np.maximum(1 - (regressors * fit.T).sum(-1), 1e-9)
         # the coefficients of the control variates are estimates, and the sums they multiply are not exactly 0
         uncertainty = control_variates.sum((0, 1)) @ fit[:kinds]
-        return AdjustedCosts(
-            costs=costs - control_variates @ coefficients[:kinds] - (explained - explained.mean()),
-            variance=float((residuals**2 * (1 + uncertainty**2)).sum()) / self.draws**2,
-        )
+        variance = float((residuals**2 * (1 + uncertainty**2)).sum()) / self.draws**2
+        return costs - control_variates @ coefficients[:kinds] - (explained - explained.mean()), variance
 
 
 def neighbour_variance(values: Float[np.ndarray, " n"], times: Float[np.ndarray, " n"]) -> float:
