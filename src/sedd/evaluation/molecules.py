@@ -10,6 +10,7 @@ three numbers).
 
 import re
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -96,7 +97,9 @@ def measure_molecules(
 
     ``known`` are those of the training data, and None leaves novelty out; ``on_progress`` gets how many are compared.
     """
-    version = rdkit_version()
+    version = None
+    with suppress(ValueError):
+        version = str(_rdkit()[1].rdkitVersion)
     canonical = canonical_smiles if version else lambda text: text if is_smiles(text) else None
     valid = [form for text in texts if (form := canonical(text)) is not None]
     unique, novel = set(valid), None
@@ -115,14 +118,6 @@ def _heavy_atoms(smiles: str) -> str:
     """Return the sorted element symbols of a SMILES but hydrogen; all spellings of a molecule have the same."""
     symbols = (bracket or plain for bracket, plain in HEAVY_ATOM.findall(smiles))
     return " ".join(sorted(symbol.capitalize() for symbol in symbols if symbol != "H"))
-
-
-def rdkit_version() -> str | None:
-    """Return the version of RDKit, or None if it is not installed."""
-    try:
-        return str(_rdkit()[1].rdkitVersion)
-    except ValueError:
-        return None
 
 
 def _rdkit() -> tuple[ModuleType, ModuleType]:

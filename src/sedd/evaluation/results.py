@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,20 +28,16 @@ COMPARABLE_FIELDS = ("protocol", "terms_included", "eos", "packing", "t_min", "p
 Record = dict[str, Any]
 
 
-class ModelsByPrecision(NamedTuple):
-    """A model in the precision of its weights and, to be tried first, in a faster one."""
-
-    model: DiscreteModel
-    precision: str
-    low_precision_model: DiscreteModel | None
+ModelsByPrecision = tuple[DiscreteModel, str, DiscreteModel | None]
+"""A model in the precision of its weights, that precision, and the model in a faster one, to be tried first."""
 
 
 def models_by_precision(loaded: LoadedModel, precision: str | None = None) -> ModelsByPrecision:
     """Return the models, of weights in float32: ``precision`` or, if it is None, on a GPU bfloat16 before float32."""
     if precision is None and loaded.device.type == "cuda":
-        return ModelsByPrecision(loaded.model, "float32", convert_precision(loaded, "bfloat16").model)
+        return loaded.model, "float32", convert_precision(loaded, "bfloat16").model
     model = loaded.model if precision in (None, "float32") else convert_precision(loaded, precision).model
-    return ModelsByPrecision(model, precision or "float32", None)
+    return model, precision or "float32", None
 
 
 def evaluate(
@@ -77,20 +73,20 @@ def evaluate(
     """
     by = build_estimator(estimator, loaded.model, protocol.terms, protocol.t_min, seed, orders)
     draws = default_draws(protocol, orders) if draws is None else draws
-    models = models or models_by_precision(loaded)
+    model, precision, low_precision_model = models or models_by_precision(loaded)
     found = estimate_likelihood(
-        models.model,
+        model,
         by,
         corpus.sequences,
         draws=draws,
         seed=seed if noise_seed is None else noise_seed,
         batch=_default_batch(loaded, corpus.sequences) if batch is None else batch,
         ranks=ranks,
-        low_precision_model=models.low_precision_model,
+        low_precision_model=low_precision_model,
         on_progress=on_progress,
     )
     facts = {"draws": 0 if by.is_exact else draws, "orders": orders, "seed": seed}
-    return _record(found, corpus, by, facts, models.precision, protocol, loaded)
+    return _record(found, corpus, by, facts, precision, protocol, loaded)
 
 
 def evaluate_difference(

@@ -26,9 +26,6 @@ from sedd.process import at_token
 from sedd.tokenizer import Ids
 from sedd.training import checkpoint
 
-SKIPS_FIRST_TOKEN = {"skipped": True, "scored": False}
-PRECISIONS = ("float32", "bfloat16", "float64")
-
 
 def load_judge(
     source: str, *, first_token: str | None = None, precision: str | None = None, device: str = "cpu"
@@ -47,7 +44,7 @@ def load_judge(
         raise ValueError(f"judge {source} is a sedd run and has no float64; choose float32 or bfloat16")
     if not path.exists() and (path.suffix == ".gguf" or source.startswith((".", "/", "~")) or source.count("/") > 1):
         raise ValueError(f"judge {source} does not exist; name a folder, a .gguf file, or a model on the Hub")
-    skips_first_token = SKIPS_FIRST_TOKEN[first_token or ("scored" if is_run else "skipped")]
+    skips_first_token = {"skipped": True, "scored": False}[first_token or ("scored" if is_run else "skipped")]
 
     def load(precision: str) -> Judge:
         if is_run:
