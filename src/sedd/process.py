@@ -390,9 +390,7 @@ class Hybrid(Process):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 < self.mask_share < 1:
-            raise ValueError(
-                f"mask_share is {self.mask_share}; it must lie between 0 and 1: 0 is uniform noise, 1 absorbing noise"
-            )
+            raise ValueError(f"mask_share is {self.mask_share}; it must lie between 0 (uniform) and 1 (absorbing)")
 
 
 @final

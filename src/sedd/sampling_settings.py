@@ -45,9 +45,7 @@ def check_sampler_options(sampler: str, options: Mapping[str, Any]) -> None:
         if option not in types:
             raise ValueError(f"sampler {sampler} has no option {option}; it takes {', '.join(types) or 'none'}")
         if not isinstance(value, (int, float) if types[option] is float else types[option]):
-            raise ValueError(
-                f"option {option} of sampler {sampler} is {value!r}; it must be a {types[option].__name__}"
-            )
+            raise ValueError(f"option {option} of sampler {sampler} is {value!r}, not a {types[option].__name__}")
 
 
 def parse_steps(text: str) -> int | None:
@@ -124,9 +122,7 @@ class SamplingSettings:
         if not 0 <= self.guidance < math.inf:
             raise ValueError(f"guidance is {self.guidance}; it must be 0 or more, where 1 samples given the label")
         if self.label is None and self.guidance != 1:
-            raise ValueError(
-                f"guidance is {self.guidance}, and there is no label to guide to; give one, or leave guidance out"
-            )
+            raise ValueError(f"guidance is {self.guidance}, and there is no label; give one, or leave guidance out")
 
     @staticmethod
     def of(**values: Any) -> "SamplingSettings":

@@ -114,7 +114,7 @@ def test_refusals(sedd: Sedd, table: Path, runs: Path, corpus: Path, tmp_path: P
     run = trained_run(sedd, table, runs, "mean")
     refused(sedd("sample", run, "--label", "sideways"), "label is 'sideways'", "down", "up")
     refused(sedd("export", run, "--out", tmp_path / "exported", "--format", "radd"), "has labels")
-    refused(sedd("sample", run, "--guidance", 2), "no label to guide to")
+    refused(sedd("sample", run, "--guidance", 2), "no label")
     refused(sedd("sample", run, "--label", "up", "--guidance", -1), "guidance is -1.0", "0 or more")
     refused(sedd("sample", run, "--label", "up", "--guidance", "inf"), "guidance is inf")
     refused(sedd("eval", run, "--label", "sideways"), "label is 'sideways'")

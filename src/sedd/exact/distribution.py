@@ -69,7 +69,7 @@ class Distribution:
         shape = tuple(probabilities.shape)
         if not shape or len(set(shape)) > 1:
             raise ValueError(
-                f"the distribution has shape {shape}; it needs one axis per position, all as long as the vocabulary"
+                f"the distribution has shape {shape}; it needs an axis of the vocabulary's size per position"
             )
         tensors.check_vocab_size(shape[0])
         total = probabilities.sum().item()
@@ -113,15 +113,11 @@ class Distribution:
     def given(self, fixed: Int[Tensor, " L"]) -> "Distribution":
         """Return the distribution of all positions given some: −1 in ``fixed`` leaves a position free."""
         if fixed.shape != (self.length,):
-            raise ValueError(
-                f"fixed has shape {tuple(fixed.shape)}; it needs one entry for each of {self.length} positions"
-            )
+            raise ValueError(f"fixed has shape {tuple(fixed.shape)}; it needs {self.length} entries")
         agrees = ((fixed < 0) | (self.sequences == fixed)).all(-1)
         p = self.probabilities * agrees
         if not p.sum() > 0:
-            raise ValueError(
-                f"the fixed tokens {fixed.tolist()} have probability 0, so there is no conditional distribution"
-            )
+            raise ValueError(f"fixed tokens {fixed.tolist()} have probability 0: there is no conditional distribution")
         return Distribution((p / p.sum()).view((self.vocab_size,) * self.length))
 
     def _fits(self, process: Process) -> None:

@@ -44,9 +44,7 @@ def check_orders(orders: Orders, estimator: str | None) -> None:
     if isinstance(orders, int):
         check_count("orders", orders)
     if estimator not in (None, "any-order"):
-        raise ValueError(
-            f"orders are those of estimator any-order, and estimator is {estimator!r}; leave one of them out"
-        )
+        raise ValueError(f"orders are those of estimator any-order, and estimator is {estimator!r}; leave one out")
 
 
 def check_mixture(denoises_masks: bool, depends_on_sigma: bool, given: str) -> None:

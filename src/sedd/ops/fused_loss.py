@@ -243,9 +243,7 @@ class _LinearLoss(torch.autograd.Function):
 
 def _addmm_upcast(total: Tensor, a: Tensor, b: Tensor) -> None:
     """Add a @ b to ``total`` without rounding the product to half precision first."""
-    if total.dtype == a.dtype:
-        total.addmm_(a, b)
-    elif total.is_cuda:
+    if total.is_cuda and total.dtype != a.dtype:
         torch.ops.aten.addmm.dtype_out(total, a, b, total.dtype, out=total)
     else:
         total.addmm_(a.to(total.dtype), b.to(total.dtype))

@@ -14,11 +14,7 @@ class OffloadedNetwork(nn.Module):
     def __init__(self, network: nn.Module, device: str) -> None:
         super().__init__()
         self.module: Any = network.to(device)
-        self.device = device
-
-    @property
-    def depends_on_sigma(self) -> bool:
-        return bool(self.module.depends_on_sigma)
+        self.device, self.depends_on_sigma = device, getattr(network, "depends_on_sigma", True)
 
     @property
     def head(self) -> "OffloadedNetwork":

@@ -123,9 +123,7 @@ class Ancestral(FactorizedSampler):
     def check(self, model: Any) -> None:
         """Require a denoiser."""
         if not is_denoiser(model):
-            raise ValueError(
-                "sampler ancestral needs a denoiser (parameterization mean); the model is a score: use tweedie"
-            )
+            raise ValueError("sampler ancestral needs a denoiser (parameterization mean); of a score use tweedie")
 
     def weights(self, model: HasNoise, output: TableAt, x: TokenAt, t: PerRow, s: PerRow) -> TableAt:
         """Σ_{x_0} q(y | x, x_0)·p(x_0 | x)."""

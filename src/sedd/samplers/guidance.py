@@ -37,9 +37,7 @@ class Guided(Wrapper):
 
     def __init__(self, model: Any, unconditional: Any, weight: float) -> None:
         if not 0 < weight < math.inf:
-            raise ValueError(
-                f"guidance is {weight}; it must be above 0, where 1 is the distribution of the label itself"
-            )
+            raise ValueError(f"guidance is {weight}; it must be above 0, where 1 is the label's distribution")
         super().__init__(model, unconditional)
         self.weight = weight
         self.is_denoiser = is_denoiser(model) and is_denoiser(unconditional)

@@ -43,9 +43,7 @@ def parse_template(template: str, longest: int = MAX_SAMPLES) -> list[str | int]
     if not total:
         raise ValueError(f"the template {template[:80]!r} has no gap; write {{8}} where eight tokens are to be filled")
     if total > longest:
-        raise ValueError(
-            f"the gaps of the template add up to {total} tokens; the model takes up to {longest}: write shorter gaps"
-        )
+        raise ValueError(f"the gaps of the template add up to {total} tokens; the model takes {longest}: shorten them")
     return parts
 
 

@@ -31,9 +31,7 @@ class Warping:
 
     def __post_init__(self) -> None:
         if not 0 < self.temperature < torch.inf:
-            raise ValueError(
-                f"temperature is {self.temperature}; it must be above 0 (near 0 it takes the likeliest token)"
-            )
+            raise ValueError(f"temperature is {self.temperature}; it must be above 0 (near 0: the likeliest token)")
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p is {self.top_p}; it is a share and must lie in (0, 1]")
         if self.top_k is not None and self.top_k < 1:

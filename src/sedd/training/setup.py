@@ -44,9 +44,7 @@ def build_setup(config: RunConfig, vocab_size: int, token_counts: Sequence[int] 
     options: dict[str, Any] = {k: int(v) if k == "steps" else v for k, v in config.objective_options.items()}
     if (name := config.train.time_sampling) != "uniform":  # every objective's default; not all have another
         if "time_sampler" not in inspect.signature(OBJECTIVES.load(config.objective)).parameters:
-            raise ValueError(
-                f"train.time_sampling is {name!r}; objective {config.objective} has uniform times only: leave it out"
-            )
+            raise ValueError(f"train.time_sampling is {name!r}; leave it out: {config.objective} has uniform times")
         options["time_sampler"] = TIME_SAMPLERS[name]()
     objective: Objective = OBJECTIVES.build(config.objective, **options)
     objective.check_process(process)

@@ -70,9 +70,7 @@ def _find_weights(source: Path) -> Path:
     single = [path for path in source.glob("*.ckpt") if path.is_file()]
     if len(single) != 1:
         several = f"holds {len(single)} .ckpt files: name one of them" if single else "holds no weights"
-        raise ValueError(
-            f"{source} {several}; a published checkpoint is one of {', '.join(KNOWN_FILES)}, or a single .ckpt"
-        )
+        raise ValueError(f"{source} {several}; a checkpoint is one of {', '.join(KNOWN_FILES)}, or a single .ckpt")
     return single[0]
 
 

@@ -153,9 +153,7 @@ def choose_layout(run: RunConfig, name: str | None) -> CheckpointLayout:
     if not chosen:
         advice = f"its format is {fitting[0].name}" if fitting else "no published format has such models"
         network = "network of your own" if run.network else f"{run.model.architecture} network"
-        noise = (
-            f"{run.noise.process} noise, schedule {run.noise.schedule} and time conditioning {run.time_conditioning}"
-        )
+        noise = f"{run.noise.process} noise, schedule {run.noise.schedule}, time conditioning {run.time_conditioning}"
         described = f"a {network} with parameterization {run.model.parameterization}, {noise}"
         raise ValueError(f"{described} cannot be written as a {name or 'published'} model; {advice}")
     return chosen[0]
