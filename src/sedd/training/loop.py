@@ -327,12 +327,11 @@ def describe_overfitting(records: Sequence[Record], saved_step: int | None) -> s
     later = [record["bound"] for record in found[found.index(lowest) + 1 :]][-PATIENCE:] if lowest else []
     if lowest is None or len(later) < PATIENCE or min(later) <= lowest["bound"] + lowest["bound_stderr"]:
         return ""
-    if saved_step is None:
-        saved = "No checkpoint is saved before the end; set train.save_every to keep the best"
-    else:
+    saved = "No checkpoint is saved before the end; set train.save_every to keep the best"
+    if saved_step is not None:
         is_best = saved_step == lowest["step"]
-        saved = f"Commands use the checkpoint of step {saved_step:,}"
-        saved += "" if is_best else ", the best that was saved; a lower train.save_every saves more"
+        others = "" if is_best else ", the best that was saved; a lower train.save_every saves more"
+        saved = f"Commands use the checkpoint of step {saved_step:,}{others}"
     return (
         f"the run overfits: its validation bound was {lowest['bound']:.3f} nats per token at step {lowest['step']:,}, "
         f"the last {PATIENCE} were higher, and now it is {later[-1]:.3f}. {saved}; stop, and train on more text, a "

@@ -74,9 +74,7 @@ def merge_config(
     """
     if recipe is not None:
         check_choice("recipe", recipe, RECIPES)
-    stored = None
-    if resume and (resume / checkpoint.CONFIG).is_file():
-        stored = find_sources(checkpoint.read_run_config(resume), resume)
+    stored = find_sources(checkpoint.read_run_config(resume), resume) if resume else None
     given_flags = {PATHS.get(name, name): value for name, value in flags.items() if value is not None}
     if "network" in given_flags:
         given_flags["network"] = networks.named(given_flags["network"])
@@ -104,8 +102,7 @@ def merge_config(
     is_open = bool({"width", "depth", "seq_len"} - _section(given, "model").keys())
     # several processes could choose differently, so defaults apply
     is_sized = bool(is_open and sources and not (stored or recipe or file) and find_launch().world_size == 1)
-    choices: list[Callable[[RunConfig, Mapping[str, Any], str | None], dict[str, Any]]]
-    choices = [_read_packing, partial(_fit_length, on_sizing)]
+    choices: list[Callable[..., dict[str, Any]]] = [_read_packing, partial(_fit_length, on_sizing)]
     if is_sized:
         RunConfig.from_dict(given).resolved()  # raises an error if options contradict each other
         what = ", ".join(sources[:3]) + (f" and {len(sources) - 3:,} more" if len(sources) > 3 else "")
@@ -124,7 +121,7 @@ def merge_config(
     if resume and stored and config.budget != stored.budget:
         _check_budget_left(config, resume)
     if sources and not is_sized:
-        origins = {"recipe": recipe, "run": stored and resume, "settings of": file}
+        origins = {"recipe": recipe, "run": resume, "settings of": file}
         origin = next((f"{kind} {name}" for kind, name in origins.items() if name), "as given")
         on_sizing(f"{origin}: {config.describe_sizes()}, {config.budget.describe()}")
     return config

@@ -76,7 +76,7 @@ class EMA:
     """
 
     def __init__(self, network: nn.Module, ema_network: nn.Module, decay: float) -> None:
-        self.source, self.network, self.decay = network, ema_network.requires_grad_(False).eval(), decay
+        self.network, self.decay = ema_network.requires_grad_(False).eval(), decay
         # collected once: looking parameters up takes as long as launching a kernel for each
         self.source_weights: list[Tensor] = list(network.parameters())
         self.weights: list[Tensor] = list(ema_network.parameters())
@@ -128,8 +128,8 @@ class Trainer:
         self.ema = EMA(self.network, ema_network, config.optim.ema_decay)
         self.weights = self.ema.source_weights
         self.optimizers = optimizer.build_optimizers(self.network, config.optim)
-        self.is_ddp = ranks.world_size > 1 and not options.fsdp
-        self.ddp_model = nn.parallel.DistributedDataParallel(self.network) if self.is_ddp else self.network
+        is_ddp = ranks.world_size > 1 and not options.fsdp
+        self.ddp_model = nn.parallel.DistributedDataParallel(self.network) if is_ddp else self.network
         self._enable_optimizations()
         self.model = build_model(config, self.ddp_model, self.setup)
         if isinstance(adapted := self.model.network, AdaptedNetwork):
@@ -433,7 +433,7 @@ def train_step(trainer: Trainer, batch: Batch, lr: float, on_nonfinite: Callable
         is_last = micro_batch is micro_batches[-1]  # gradients are summed over processes once per step
         if config.train.fsdp:
             trainer.network.set_requires_gradient_sync(is_last)  # type: ignore[operator]
-        elif trainer.is_ddp:
+        elif trainer.ddp_model is not trainer.network:
             trainer.ddp_model.require_backward_grad_sync = is_last  # type: ignore[assignment]
         total, sequence_losses = trainer.batch_loss(micro_batch)  # forward pass and loss
         # gradients are averaged over processes; the factor makes that average their sum
