@@ -23,8 +23,7 @@ from sedd.training import checkpoint, networks
 from sedd.training.config import PRECISIONS, RunConfig, check_label
 from sedd.training.setup import DiffusionSetup, build_model, build_network, build_setup
 
-WITHOUT_FLOAT64 = ("mps",)
-"""Types of devices that have no float64."""
+WITHOUT_FLOAT64 = ("mps",)  # types of devices
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,7 @@ def import_checkpoint(
     record = {
         "model": str(out),
         "layout": found.layout.name,
-        "parameters": found.parameters,
+        "parameters": checkpoint.read_header(out).parameters,
         "entries": len(found.weights["ema"]),
         "vocab_size": found.vocab_size,
         "process": found.config.noise.process,

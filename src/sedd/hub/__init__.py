@@ -26,7 +26,6 @@ from sedd.hub.convert.files import WEIGHT_FILES, read_object
 from sedd.loading import LoadedModel, load_model
 from sedd.models import is_repo_id
 from sedd.runtime import run_log
-from sedd.schema import check_choice
 from sedd.terminal import warn
 from sedd.tokenizer import BPE, Tokenizer, build_tokenizer
 from sedd.training import checkpoint, networks
@@ -140,8 +139,6 @@ def save_pretrained(
         network: As for `load_model`.
         remember: Whether the model folder's own network may be imported when it is loaded here again.
     """
-    if dtype is not None:
-        check_choice("dtype", dtype, checkpoint.WEIGHT_DTYPES)
     with files.atomic_folder(out) as folder:
         checkpoint.require_empty(out)
         loaded = load_model(model, network=network)

@@ -8,8 +8,7 @@ import os
 import re
 from pathlib import Path
 
-DEFAULT = "stories"
-"""The model of commands that are given none."""
+DEFAULT = "stories"  # the model of commands that are given none
 
 
 def built_in_folder() -> Path:

@@ -20,8 +20,7 @@ from sedd.samplers.model import SamplingModel, SamplingStats
 from sedd.sampling_settings import SamplingSettings
 from sedd.serve.jobs import Edit, Event, Failed, Finished, Item, Row, Step
 
-GRAIN = 16
-"""Widths are multiples of it, or the model's sequence length."""
+GRAIN = 16  # widths are multiples of it, or the model's sequence length
 NON_FINITE = Failed("non_finite", "the network's output is not finite; its weights are damaged, or it overflowed")
 
 

@@ -39,34 +39,30 @@ class ImportedCheckpoint(NamedTuple):
     folder: Path
     step: int | None = None  # the training step, where it is recorded
 
-    @property
-    def parameters(self) -> int:
-        return sum(value.numel() for name, value in self.weights["ema"].items() if name != ROTARY)
-
 
 def read_published(source: Path) -> ImportedCheckpoint:
     """Read and check the published checkpoint at ``source``, a folder or a file."""
     if (source / checkpoint.MANIFEST).is_file() and (reason := checkpoint.corruption(source)):
         raise ValueError(f"{source} is damaged: {reason}; download it again")
-    raw = files.read_checkpoint(source)
-    path, layout = raw.path, detect_layout(raw.state)
+    path, stored, ema, config, step = files.read_checkpoint(source)
+    layout = detect_layout(stored)
     # a Lightning checkpoint holds entries of its schedule too
-    named = {name: value for name, value in raw.state.items() if not (layout.prefix and name.startswith("noise."))}
+    named = {name: value for name, value in stored.items() if not (layout.prefix and name.startswith("noise."))}
     if unknown := [name for name in named if not name.startswith(layout.prefix)]:
         names = files.abbreviate_names(unknown)
         raise ValueError(f"{path} has unknown {names} beside names that start with {layout.prefix}")
     state = {name.removeprefix(layout.prefix): value for name, value in named.items()}
-    run, vocab_size = layout.parse_config(raw.config, _measure(path, state))
+    run, vocab_size = layout.parse_config(config, _measure(path, state))
     with torch.device("meta"):
         network = build_network(run, build_setup(run, vocab_size))
     shapes = {name: value.shape for name, value in network.state_dict().items()}
     weights = {"ema": files.check_tensors(path, state, shapes)}
     _check_rotary(path, weights["ema"][ROTARY])
-    if raw.ema is not None:
-        averaged = _named_ema(path, raw.ema, state)
+    if ema is not None:
+        averaged = _named_ema(path, ema, state)
         weights = {"ema": files.check_tensors(path, averaged, shapes), "model": weights["ema"]}
-    original = raw.config if (path.parent / "config.json").is_file() else None
-    return ImportedCheckpoint(layout, run, vocab_size, weights, original, path.parent, raw.step)
+    original = config if (path.parent / "config.json").is_file() else None
+    return ImportedCheckpoint(layout, run, vocab_size, weights, original, path.parent, step)
 
 
 def save_model_folder(imported: ImportedCheckpoint, tokenizer: Tokenizer | None, out: Path, source: str) -> Path:

@@ -6,7 +6,7 @@ import warnings
 from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,18 +26,11 @@ MAX_FILE_NAME = 255  # bytes of the name of a file, on all usual systems
 MAX_LISTED = 10  # names listed in an error message
 
 
-class RawCheckpoint(NamedTuple):
-    """The unchecked contents of a checkpoint."""
+def read_checkpoint(source: Path) -> tuple[Path, Mapping[str, Any], Any, Mapping[str, Any], int | None]:
+    """Return the unchecked contents of a source: its file, the object of each name, ``ema``, configuration and step.
 
-    path: Path
-    state: Mapping[str, Any]  # the stored object of each name
-    ema: Any  # the ``ema`` entry of a checkpoint of training: of Lightning, or of the code of SEDD and RADD
-    config: Mapping[str, Any]  # empty if it has none
-    step: int | None = None  # the training step, where it is recorded
-
-
-def read_checkpoint(source: Path) -> RawCheckpoint:
-    """Read the weights and the configuration of a source."""
+    ``ema`` is an entry of checkpoints of training: of Lightning, or of the code of SEDD and RADD.
+    """
     path = _find_weights(source)
     config = _read_config(path.parent)
     content = _read_shards(path) if path.name.endswith(".index.json") else _read_weights(path)
@@ -56,7 +49,7 @@ def read_checkpoint(source: Path) -> RawCheckpoint:
                     config = settings
     if unnamed := [name for name in state if not isinstance(name, str)]:
         raise ValueError(f"{path} has the key {unnamed[0]!r}; weights have names")
-    return RawCheckpoint(path, state, ema, config, step)
+    return path, state, ema, config, step
 
 
 def _find_weights(source: Path) -> Path:
