@@ -80,10 +80,8 @@ def tweedie_weights(process: Process, dsigma: PerSequence) -> AffineWeights:
     if process.only_masks:
         return AffineWeights(odds, torch.ones_like(odds), -odds)
     each, go = odds / process.vocab_size, corruption_probability(dsigma) / process.vocab_size
-    stay = torch.exp(-dsigma) + go
-    return AffineWeights(
-        go * torch.exp(dsigma), stay * (torch.exp(dsigma) - each), -stay * each, -go * each, -go * each
-    )
+    stay, growth = torch.exp(-dsigma) + go, torch.exp(dsigma)
+    return AffineWeights(go * growth, stay * (growth - each), -stay * each, -go * each, -go * each)
 
 
 def denoising_weights(process: Process, sigma: PerSequence) -> AffineWeights:
