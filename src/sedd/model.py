@@ -32,11 +32,7 @@ from sedd.training.datasets import check_data, prepare_data
 
 
 def load(
-    source: str | Path,
-    *,
-    device: str | None = None,
-    weights: str = "ema",
-    network: type[nn.Module] | str | None = None,
+    source: str | Path, *, device: str | None = None, weights: str = "ema", network: type[nn.Module] | str | None = None
 ) -> "Model":
     """Load a model.
 

@@ -100,11 +100,7 @@ class RecordLengths(NamedTuple):
 
 
 def scan_record_lengths(
-    sources: Sequence[str],
-    tokenizer: str,
-    column: str | None = None,
-    encoding: str = "utf-8",
-    fraction: float = 1.0,
+    sources: Sequence[str], tokenizer: str, column: str | None = None, encoding: str = "utf-8", fraction: float = 1.0
 ) -> RecordLengths:
     """Count the tokens of every record of ``sources``, one per line or row, or take them from a prepared folder."""
     if len(sources) == 1 and is_prepared(sources[0]):

@@ -68,9 +68,7 @@ class Distribution:
     def __init__(self, probabilities: Float[Tensor, "..."]) -> None:
         shape = tuple(probabilities.shape)
         if not shape or len(set(shape)) > 1:
-            raise ValueError(
-                f"the distribution has shape {shape}; it needs an axis of the vocabulary's size per position"
-            )
+            raise ValueError(f"the distribution has shape {shape}; it needs an axis of vocabulary size per position")
         tensors.check_vocab_size(shape[0])
         total = probabilities.sum().item()
         if not (probabilities >= 0).all() or abs(total - 1) > 1e-5:
