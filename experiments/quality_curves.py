@@ -434,7 +434,7 @@ def judge_samples(args: argparse.Namespace) -> dict[str, Any]:
     rows.results.take_facts(folder.results)
     for setting in folder.settings():
         if setting not in rows:
-            drawn = sample_sets.read_samples(folder.path(setting), allow_empty=True)
+            drawn = sample_sets.read_samples(folder.path(setting))
             print(f"{setting.name}: {rows.store(setting, drawn)}", file=sys.stderr, flush=True)
     return rows.results.record
 

@@ -136,17 +136,20 @@ def watch_states(
 ) -> State:
     """Show the texts of a batch as they form, masks as dots; return the last state.
 
-    On a terminal live, replaced at the end; else a line for each text at steps 1, 2, 4, 8, …
-
-    Args:
-        states: As `SamplingRun.states` yields them, from this ``prompt``.
-        first: The index of the first text.
+    On a terminal live, replaced at the end; else a line for each text at steps 1, 2, 4, 8, … ``first`` is the index of
+    the first text.
     """
     last, lengths = next(states), prompt.text_lengths.tolist()
+    mask = loaded.process.mask if loaded.process.has_mask else None
 
     def texts(state: State) -> Iterator[tuple[int, Text]]:
         for number, (row, length) in enumerate(zip(state.x.tolist(), lengths, strict=True), first + 1):
-            yield number, _render(row[:length], loaded)
+            text = Text()
+            for masked, run in groupby(row[:length], lambda token: token == mask):
+                ids = list(run)
+                shown = "·" * len(ids) if masked else visible(loaded.tokenizer.decode(ids))
+                text.append(shown, style="dim" if masked else "")
+            yield number, text
 
     if console.is_terminal:
         with Live(console=console, refresh_per_second=20, transient=True) as live:
@@ -160,13 +163,3 @@ def watch_states(
                 line = f"step {last.step}, sample {number}: {visible(text.plain, line_ends=False)}"
                 console.print(line, markup=False, highlight=False, soft_wrap=True)
     return last
-
-
-def _render(row: list[int], loaded: LoadedModel) -> Text:
-    mask = loaded.process.mask if loaded.process.has_mask else None
-    text = Text()
-    for masked, run in groupby(row, lambda token: token == mask):
-        ids = list(run)
-        shown = "·" * len(ids) if masked else visible(loaded.tokenizer.decode(ids))
-        text.append(shown, style="dim" if masked else "")
-    return text

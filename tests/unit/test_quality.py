@@ -246,9 +246,11 @@ def test_the_cost_of_samples_is_read_from_their_file(tmp_path: Path) -> None:
         ("a.json", '[{"ids": []}]', "sample 0 of .* is empty"),
     ],
 )
-def test_files_without_samples_are_refused(tmp_path: Path, name: str, content: str, sentence: str) -> None:
+def test_files_without_samples_are_refused(
+    tmp_path: Path, judge: Judge, name: str, content: str, sentence: str
+) -> None:
     with pytest.raises(ValueError, match=sentence):
-        read(tmp_path / name, content)
+        samples.encode_for_judge(read(tmp_path / name, content), judge)
 
 
 def test_ids_are_used_if_they_decode_to_the_same_text(judge: Judge) -> None:

@@ -134,7 +134,7 @@ def quality(
             return map(draw, runs, prompts)
         if sweep:
             raise ValueError(f"{path} is a file of samples; --sweep needs the folder of a run")
-        found = sample_sets.read_samples(path, allow_empty=molecules)
+        found = sample_sets.read_samples(path)
         facts = {**found.facts, "draw_precision": found.facts.get("draw_precision") or draw_precision}
         return iter([replace(found, facts=facts)])
 

@@ -39,11 +39,6 @@ class Corpus:
         if not self.sequences:
             raise ValueError(f"{self.source} holds nothing to score; name a text that does")
 
-    @property
-    def tokens(self) -> int:
-        """Number of tokens in all sequences."""
-        return sum(map(len, self.sequences))
-
 
 def load_corpora(
     loaded: LoadedModel,

@@ -212,7 +212,7 @@ def _record(
         "terms_included": list(by.included),
         "estimator": type(by).__name__,
         "is_exact": by.is_exact,
-        "tokens": corpus.tokens,
+        "tokens": sum(map(len, corpus.sequences)),
         "sequences": len(corpus.sequences),
         **facts,
         "precision": precision,

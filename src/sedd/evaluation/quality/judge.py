@@ -1,7 +1,7 @@
 """Judges: causal language models that assign a cost, −log p, to each token of a text; scoring of samples by them."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -10,11 +10,10 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from sedd.likelihood.estimate import OnProgress
 from sedd.likelihood.precision_check import FIRST, PrecisionCheck, check_precision
 from sedd.tokenizer import Ids
 
-OnProgress = Callable[[int, int], None]
-"""Called with the number of rows done and their total."""
 Floats = Float[np.ndarray, " n"]
 
 

@@ -34,7 +34,9 @@ def plot_quality(records: Sequence[dict[str, Any]], swept: Sequence[str] = ()) -
     cost.set(xlabel="network calls per sample", ylabel="generative perplexity, by token")
     if calls := sorted({round(record["nfe"]) for record in records if record["nfe"]}):
         cost.set_xscale("log")
-        shown = _spaced(calls)
+        shown, room = calls[-1:], (calls[-1] / calls[0]) ** (1 / 14)  # for a label, on the logarithmic axis
+        for number in reversed(calls):
+            shown += [number] * (number * room < shown[-1])
         cost.set_xticks(shown, [str(number) for number in shown])
         cost.set_xticks([], minor=True)
     entropy.set(xlabel="unigram entropy of a sample, nats" + (f"; labels: {swept[0]}" if swept else ""))
@@ -43,16 +45,6 @@ def plot_quality(records: Sequence[dict[str, Any]], swept: Sequence[str] = ()) -
     if labels:
         plot.label_points(entropy, labels)
     return figure
-
-
-def _spaced(calls: Sequence[int]) -> list[int]:
-    """Return those numbers, of a sorted list, that have room for their labels on a logarithmic axis."""
-    room = (calls[-1] / calls[0]) ** (1 / 14)
-    shown = [calls[-1]]
-    for number in reversed(calls[:-1]):
-        if number * room <= shown[-1]:
-            shown.append(number)
-    return shown[::-1]
 
 
 def _value(record: dict[str, Any], name: str) -> Any:

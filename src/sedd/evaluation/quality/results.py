@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from sedd.evaluation.quality.judge import Judge, OnProgress, count_tokens, score_in_low_precision
+from sedd.evaluation.quality.judge import Judge, count_tokens, score_in_low_precision
 from sedd.evaluation.quality.metrics import MauveReference, compute_metrics
 from sedd.evaluation.quality.samples import SAMPLING_FIELDS, SampleSet, encode_for_judge, read_json_records
+from sedd.likelihood.estimate import OnProgress
 from sedd.schema import check_count
 
 JUDGE_FIELDS = ("judge_sha256", "judge_precision", "first_token", "scored")

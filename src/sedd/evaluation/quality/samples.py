@@ -11,7 +11,8 @@ from typing import Any, NamedTuple, final
 import numpy as np
 
 from sedd import files, samplers, sampling_settings, trace
-from sedd.evaluation.quality.judge import Judge, OnProgress
+from sedd.evaluation.quality.judge import Judge
+from sedd.likelihood.estimate import OnProgress
 from sedd.loading import LoadedModel
 from sedd.samplers import Prompt
 from sedd.sampling_settings import SETTINGS, SamplingSettings
@@ -54,13 +55,6 @@ class SampleSet:
         """A digest of the texts, or of the ids of samples without text: equal samples have equal digests."""
         content = json.dumps([sample.ids if sample.text is None else sample.text for sample in self.samples])
         return hashlib.sha256(content.encode()).hexdigest()
-
-    def require_nonempty(self) -> "SampleSet":
-        """Return the set itself, or raise an error if a sample is empty: skipping it would bias the metrics."""
-        for number, sample in enumerate(self.samples):
-            if not (sample.ids if sample.text is None else sample.text):
-                raise ValueError(f"sample {number} of {self.source} is empty; leaving it out would bias the metrics")
-        return self
 
 
 def generate_samples(
@@ -140,11 +134,8 @@ def write_samples(samples: SampleSet, path: Path) -> None:
     files.write_text(path, "".join(f"{json.dumps(record)}\n" for record in records))
 
 
-def read_samples(path: Path, allow_empty: bool = False) -> SampleSet:
-    """Read JSON records as ``sedd sample --json`` writes them, the texts of ``sedd sample``, lines, or ``.txt`` files.
-
-    A sample may be empty only if ``allow_empty``: it then counts as one that is not valid.
-    """
+def read_samples(path: Path) -> SampleSet:
+    """Read JSON records or texts of ``sedd sample``, lines, or a folder of ``.txt`` files with a sample each."""
     records: list[Any] | None
     if path.is_dir():
         if not (paths := sorted(path.glob("*.txt"))):
@@ -157,8 +148,7 @@ def read_samples(path: Path, allow_empty: bool = False) -> SampleSet:
     common = (name for name in SAMPLING_FIELDS if all(r.get(name) == by_name[0].get(name) for r in by_name))
     facts = {name: by_name[0].get(name) for name in common}
     nfe, seconds = (_mean([record.get(name) for record in by_name]) for name in ("calls", "seconds"))
-    found = SampleSet([_parse_sample(record, path) for record in records], str(path), nfe, seconds, facts)
-    return found if allow_empty else found.require_nonempty()
+    return SampleSet([_parse_sample(record, path) for record in records], str(path), nfe, seconds, facts)
 
 
 def read_json_records(path: Path) -> list[Any] | None:
@@ -206,7 +196,10 @@ def encode_for_judge(
     A sample that is longer than the judge's context is an error, unless it may be truncated. The fields of a result
     that are returned too state which tokens were scored, and how many samples were truncated.
     """
-    texts = [sample.text for sample in samples.require_nonempty().samples if sample.text is not None]
+    for number, sample in enumerate(samples.samples):
+        if not (sample.ids if sample.text is None else sample.text):
+            raise ValueError(f"sample {number} of {samples.source} is empty; leaving it out would bias the metrics")
+    texts = [sample.text for sample in samples.samples if sample.text is not None]
     by_ids = by_ids or not texts
     if by_ids:
         rows = [_check_ids(one, f"sample {i} of {samples.source}", judge) for i, one in enumerate(samples.samples)]
