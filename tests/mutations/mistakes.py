@@ -606,8 +606,8 @@ MISTAKES = [
     Mistake(
         "held-out bits divide by the characters of all data",
         "data/packing.py",
-        'if self._split == "validation":',
-        'if self._split == "none":',
+        "else self._count_text(self._first + indices)",
+        "else self._split_text",
         f"{HELD_OUT_NUMBERS}::test_bits_of_records_with_a_label_count_their_own_characters",
     ),
     Mistake(

@@ -216,22 +216,15 @@ def _document_pieces(file: TextFile) -> Iterator[Chunk]:
     rest, continues = "", False
     for text in file.decode_running_text(PIECE):
         if rest:
-            cut = _cut_position(rest)
+            # after a line end between words, else before the last space, where it changes tokens least, else at the end
+            line_end = _LAST_LINE_END.match(rest)
+            cut = line_end.end() if line_end else rest.rfind(" ", 1)
+            cut = cut if cut > 0 else len(rest)
             yield Chunk([rest[:cut]], continues)
             rest, continues = rest[cut:], True
         rest += text
     if rest:
         yield Chunk([rest], continues)
-
-
-def _cut_position(text: str) -> int:
-    """Return where to cut a text with the least effect on tokenization.
-
-    That is after a line end between words, else before the last space, else at the end.
-    """
-    found = _LAST_LINE_END.match(text)
-    cut = found.end() if found else text.rfind(" ", 1)
-    return cut if cut > 0 else len(text)
 
 
 def _lines(file: TextFile) -> Iterator[str]:
