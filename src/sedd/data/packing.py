@@ -77,30 +77,24 @@ class Index:
             index = from_dict(Index, found)
             if index.sha256 != index.content_hash():
                 raise ValueError("its SHA-256 does not match")
-            index._check_values()
+            sizes = [shard.tokens for shard in index.shards]
+            if (
+                index.dtype not in ("<u2", "<u4")
+                or index.packing not in ("packed", "lines")
+                or index.pad not in (None, "model", "ignore")
+                or min(index.tokens, index.records, index.characters, index.bytes, *sizes) < 0
+                or not 1 <= index.vocab_size < 2**32
+                or sum(sizes) != index.tokens
+                or [shard.name for shard in index.shards] != list(map(shard_name, range(len(sizes))))
+                or any((value is None) != (index.packing == "packed") for value in (index.lengths, index.length))
+                or (index.length or 1) < 1
+            ):
+                raise ValueError("its values contradict each other")
         except OSError as error:
             raise ValueError(f"{folder} is not a prepared dataset ({error.strerror}); run sedd data prepare") from None
         except (ValueError, TypeError) as error:  # a TypeError: of a missing field
             raise ValueError(f"{path} is damaged: {error}; remove the folder and prepare the data again") from None
         return index
-
-    def _check_values(self) -> None:
-        """Reject values that contradict each other, or that `prepare` never writes."""
-        sizes = [shard.tokens for shard in self.shards]
-        is_packed = self.packing == "packed"
-        if (
-            self.dtype not in ("<u2", "<u4")
-            or self.packing not in ("packed", "lines")
-            or self.pad not in (None, "model", "ignore")
-            or min(self.tokens, self.records, self.characters, self.bytes, *sizes) < 0
-            or not 1 <= self.vocab_size < 2**32
-            or sum(sizes) != self.tokens
-            or [shard.name for shard in self.shards] != list(map(shard_name, range(len(sizes))))
-            or (self.lengths is None) != is_packed
-            or (self.length is None) != is_packed
-            or (self.length or 1) < 1
-        ):
-            raise ValueError("its values contradict each other")
 
     def content_hash(self) -> str:
         """Return the SHA-256 of all other fields, which include the hashes of the shards and so cover every token."""

@@ -30,8 +30,6 @@ from sedd.tokenizer.base import utf8
 
 SHARD = 1 << 27  # tokens per file
 READER = 3  # version of the reading of sources, of which the cache holds the results
-PACKING = ("packed", "lines")
-PADS = ("model", "ignore")
 NO_LABEL = 2**16 - 1
 MAX_USUAL = 0.75  # a length that leaves out long records is named if it is at most this share of the longest
 NOTES = "notes.txt"
@@ -157,11 +155,11 @@ def prepare(
         workers: Chunks encoded in parallel, by default one per core; the result does not depend on it.
         on_progress: Called with the bytes read so far and in total.
     """
-    check_choice("packing", packing, PACKING)
+    check_choice("packing", packing, ("packed", "lines"))
     for name, value in (("pad", pad), ("length", length), ("label", label)):
         if packing == "packed" and value is not None:
             raise ValueError(f"{name} applies to packing lines only; leave it out, or choose packing lines")
-    check_choice("pad", pad or "model", PADS)
+    check_choice("pad", pad or "model", ("model", "ignore"))
     for name, count, most in (("length", length, MAX_SAMPLES), ("workers", workers, 2**10)):
         if count is not None:
             check_count(name, count, most=most)

@@ -283,8 +283,10 @@ def _growth(steps: list[dict[str, Any]]) -> float:
                 pattern = step["pattern"].get("String", "")
                 # a regular expression may match the empty text between any two characters
                 ratio = max(1.0, len(inserted) / len(pattern)) if pattern else 1.0 + len(inserted)
-            case "Precompiled":
-                inserted = _longest_entry(step["precompiled_charsmap"])
+            case "Precompiled":  # a map of SentencePiece: a trie after its size, then texts that end in zero
+                charsmap = base64.b64decode(step["precompiled_charsmap"])
+                texts = charsmap[4 + int.from_bytes(charsmap[:4], "little") :].split(b"\0")
+                inserted = max((text.decode(errors="replace") for text in texts), key=len)
                 ratio = max(1.0, len(inserted))
             case "Prepend":
                 added = len(inserted)
@@ -306,10 +308,3 @@ def _steps(component: dict[str, Any] | None) -> list[dict[str, Any]]:
         return [step]
     inner = (step.get(name, []) for name in ("normalizers", "pretokenizers", "decoders"))
     return [found for part in itertools.chain(*inner) for found in _steps(part)]
-
-
-def _longest_entry(charsmap: str) -> str:
-    """Return the longest replacement in a map of SentencePiece: a trie after its size, then texts that end in zero."""
-    content = base64.b64decode(charsmap)
-    texts = content[4 + int.from_bytes(content[:4], "little") :]
-    return max((text.decode(errors="replace") for text in texts.split(b"\0")), key=len, default="")
