@@ -45,10 +45,23 @@ def random_model(
     wrapper: type, process: Process, length: int, seed: int = 1, schedule: Schedule = LogLinear()
 ) -> ScoreModel | MeanModel | ConditionalModel:
     """Return a wrong model: a table of random outputs."""
-    table = exact.Table(process.num_states, length, blind=wrapper is ConditionalModel)
+    table = exact.Table(process.num_states, length)
     with torch.no_grad():
         table.weight.normal_(generator=torch.Generator().manual_seed(seed))
-    return wrapper(table, process, schedule)
+    return wrapper(Blind(table) if wrapper is ConditionalModel else table, process, schedule)
+
+
+class Blind(torch.nn.Module):
+    """A table whose output at position i is the same for every x_i: that of state 0 there."""
+
+    def __init__(self, table: exact.Table) -> None:
+        super().__init__()
+        self.table = table
+
+    def forward(self, x: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
+        i = torch.arange(x.shape[-1])
+        without = x[..., None, :].expand(*x.shape, -1).masked_fill(torch.eye(len(i), dtype=torch.bool), 0)  # *b, i, L
+        return self.table(without, sigma)[..., i, i, :]
 
 
 def expected_loss(

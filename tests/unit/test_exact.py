@@ -87,13 +87,3 @@ def test_propagate_is_a_sum_over_paths() -> None:
 
 def test_integrate_polynomials_exactly() -> None:
     assert math.isclose(exact.integrate(lambda t: 4 * t**3, lo=1.0, hi=2.0, nodes=2), 15, rel_tol=1e-14)
-
-
-def test_a_blind_table_does_not_depend_on_the_token_itself() -> None:
-    table = exact.Table(3, 2, blind=True)
-    with torch.no_grad():
-        table.weight.normal_()
-    x = torch.tensor([[0, 1], [2, 1]])
-    output = table(x, torch.zeros(2))
-    assert torch.equal(output[0, 0], output[1, 0])
-    assert not torch.equal(output[0, 1], output[1, 1])

@@ -191,22 +191,16 @@ class Score(nn.Module):
 
 @final
 class Table(nn.Module):
-    """A network that is a table: one free parameter for every sequence, position and state, 0 at first.
+    """A network that is a table: one free parameter for every sequence, position and state, 0 at first."""
 
-    With ``blind`` the output at position i is the same for every x_i, as `parameterization.ConditionalModel` needs.
-    """
-
-    def __init__(self, num_states: int, length: int, blind: bool = False) -> None:
+    def __init__(self, num_states: int, length: int) -> None:
         super().__init__()
-        self.num_states, self.blind = num_states, blind
+        self.num_states = num_states
         self.weight = nn.Parameter(torch.zeros(num_states**length, length, num_states, dtype=torch.float64))
 
     def forward(self, x: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b L n"]:
         """Return the entries of ``x``, at any noise level."""
-        row = index_of(x, self.num_states)[..., None].expand(x.shape)
-        if self.blind:
-            row = row - x * _strides(self.num_states, x.shape[-1])
-        return self.weight[row, torch.arange(x.shape[-1])]
+        return self.weight[index_of(x, self.num_states)]
 
 
 def expect(f: Callable[[Tensor, Tensor], Tensor], p_data: Distribution, process: Process, sigma: Scalar) -> Scalar:

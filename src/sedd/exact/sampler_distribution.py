@@ -6,7 +6,7 @@ steps the weights of a step are enough; for the others it takes their stages, ra
 
 import math
 from functools import singledispatch
-from itertools import pairwise, permutations, product
+from itertools import pairwise, permutations
 from typing import Any
 
 import torch
@@ -189,14 +189,12 @@ def _ordered(sampler: Ordered, model: Any, given: Tensor, steps: Steps) -> Tenso
     orders = {"random": list(permutations(blanks)), "forward": [tuple(blanks)], "backward": [tuple(blanks[::-1])]}
     distributions = []
     for order in orders[sampler.direction]:
-        p = start
+        p, left = start, len(order)
         for group in range(groups):
-            group_of = [rank * groups // len(order) for rank in range(len(order))]
-            left = sum(other >= group for other in group_of)
+            now = torch.tensor([i for rank, i in enumerate(order) if rank * groups // len(order) == group])
             sigma = sigma_of_masked_fraction(torch.tensor(left / len(given), dtype=torch.float64), model.schedule)
-            now = torch.tensor([i for i, other in zip(order, group_of, strict=True) if other == group])
-            free = torch.zeros(x.shape, dtype=torch.bool).index_fill(1, now, True)
-            p = propagate_free(p, _denoised(model, x, sigma), free & masks)
+            p = propagate_free(p, _denoised(model, x, sigma), masks & torch.zeros_like(masks).index_fill(1, now, True))
+            left -= len(now)
         distributions.append(p)
     return torch.stack(distributions).mean(0)
 
@@ -254,6 +252,5 @@ def _generators(model: Any, process: Process, length: int, v: Float[Tensor, " n"
     rates = torch.where(rates > 0, rates * score, 0) * -torch.expm1(-sigma)[:, None, None, None]
     total, source = torch.zeros(len(v), len(x), len(x), dtype=torch.float64), torch.arange(len(x))
     target = neighbours(x, process.num_states)
-    for i, y in product(range(length), range(process.num_states)):
-        total[:, target[:, i, y], source] += rates[:, :, i, y]
+    total[:, target, source[:, None, None]] = rates  # each pair of neighbours once, and 0 from a sequence to itself
     return total - torch.diag_embed(total.sum(1))
