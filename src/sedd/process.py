@@ -323,10 +323,6 @@ class Process:
         """Return the log of the score s_y = E[a_y(x_0) | x_t] of a denoiser p(x_0 | x_t).  [§3, §5]"""
         return self.marginal_score(self.leave_one_out(log_mean, x_t, sigma), x_t, sigma)
 
-    def amplifies_rounding(self, dsigma: Float[Tensor, "*s"]) -> bool:
-        """Return whether some step Δσ is above 7: errors of the score grow as e^Δσ, and float32 has 7 digits."""
-        return not self.only_masks and bool((dsigma > 7).any())
-
     def log_posterior(self, log_mean: PerToken, x_t: Tokens, sigma_s: PerSequence, sigma_t: PerSequence) -> PerState:
         """log Σ_{x_0} q(x_s | x_t, x_0)·p(x_0 | x_t) = log P_Δσ(x_t, x_s)·p_σs(x_s)/p_σt(x_t).  [§6]
 

@@ -187,7 +187,7 @@ def check_options(
 ) -> "tuple[Orders | None, list[str]]":
     """Reject mistakes that show without the weights; return the number of orders, and how likelihoods are estimated."""
     from sedd.evaluation.protocols import OWN_SAMPLES, default_draws
-    from sedd.likelihood.orders import check_mixture, check_orders, parse_orders
+    from sedd.likelihood.orders import check_mixture, check_orders
     from sedd.likelihood.variance_reduction import check_draws
 
     if draws is not None:
@@ -196,7 +196,7 @@ def check_options(
     config = stored.config
     if label is not None:
         check_label(label, stored.labels)
-    number = None if orders is None else parse_orders(orders)
+    number = int(orders) if orders is not None and orders.isdecimal() else orders
     if number is not None:
         check_orders(number, estimator)
         kind, noise = config.model.parameterization, config.noise.process

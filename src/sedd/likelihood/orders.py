@@ -32,11 +32,6 @@ MAX_LENGTH = 16
 """Most tokens for ``all``: there are 2^L sets of revealed tokens, each of which takes one network call."""
 
 
-def parse_orders(text: str) -> Orders:
-    """Read a number of orders, or ``all``."""
-    return int(text) if text.isdecimal() else text
-
-
 def check_orders(orders: Orders, estimator: str | None) -> None:
     """Reject a number of orders below 1, and an estimator that has other draws."""
     if orders != "all" and (not isinstance(orders, int) or orders < 1):
