@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from sedd import data, evaluation, tokenizer
 from sedd.data import readers
-from sedd.evaluation import detokenize
+from sedd.evaluation import detokenize, protocols
 from sedd.evaluation.corpus import Corpus
 from sedd.evaluation.protocols import DATASETS, DROP_REMAINDER, KEEP_REMAINDER, PROTOCOLS, Packing, Protocol
 from sedd.loading import LoadedModel
@@ -272,10 +272,10 @@ def test_protocols_refuse_unsuitable_data(tmp_path: Path, refuses: Callable[...,
     (tmp_path / "empty.txt").write_text("")
     refuses(lambda: read(tmp_path / "empty.txt", "strict", model), "empty.txt holds no text")
     sedd, strict = evaluation.get_protocol("sedd"), evaluation.get_protocol("strict")
-    refuses(lambda: evaluation.suite_datasets("few-shot", sedd), "'few-shot'", "zero-shot")
-    refuses(lambda: evaluation.suite_datasets("zero-shot", strict), "strict", "sedd, mdlm")
+    refuses(lambda: protocols.suite_datasets("few-shot", sedd), "'few-shot'", "zero-shot")
+    refuses(lambda: protocols.suite_datasets("zero-shot", strict), "strict", "sedd, mdlm")
     refuses(
-        lambda: evaluation.suite_datasets("zero-shot", evaluation.get_protocol("mdlm"), ["wikitext2"]),
+        lambda: protocols.suite_datasets("zero-shot", evaluation.get_protocol("mdlm"), ["wikitext2"]),
         "'wikitext2'",
         "lambada",
     )
@@ -295,7 +295,7 @@ def test_prepared_data_of_another_tokenizer_is_refused(tmp_path: Path, refuses: 
 def test_results_of_different_protocols_cannot_share_a_table(refuses: Callable[..., object]) -> None:
     facts = {"terms_included": ["diffusion"], "is_exact": False, "nats_per_token": 1.0}
     sedd, mdlm = ({**facts, **evaluation.get_protocol(name).as_record()} for name in ("sedd", "mdlm"))
-    assert evaluation.likelihood_table([sedd, sedd], ["nats_per_token"]) == [[1.0], [1.0]]
+    assert evaluation.likelihood_table([sedd, sedd], ["nats_per_token"]) == [["1.0"], ["1.0"]]
     refuses(
         lambda: evaluation.likelihood_table([sedd, mdlm], ["nats_per_token"]), "mdlm and sedd", "cannot share a table"
     )

@@ -21,7 +21,7 @@ from sedd.training.config import check_label
 from sedd.training.progress import progress_on_stderr
 
 if TYPE_CHECKING:
-    from sedd.evaluation import Protocol
+    from sedd.evaluation.protocols import Protocol
     from sedd.likelihood.orders import Orders
     from sedd.loading import LoadedModel
     from sedd.runtime.distributed import Ranks
@@ -161,8 +161,7 @@ def evaluate_dataset(
         root.print_records(records)
     elif suite is not None:
         print(f"protocol {chosen.name}")
-        cells = evaluation.likelihood_table(records, TABLE_COLUMNS)
-        root.print_table(TABLE_COLUMNS, [["" if value is None else str(value) for value in row] for row in cells])
+        root.print_table(TABLE_COLUMNS, evaluation.likelihood_table(records, TABLE_COLUMNS))
     else:
         _describe(records[0])
 
@@ -227,7 +226,7 @@ def check_data(
     data: str | None, protocol: "Protocol", suite: str | None = None, dataset: list[str] | None = None
 ) -> str:
     """Reject data that is missing or does not fit the protocol; return what is evaluated."""
-    from sedd.evaluation import suite_datasets
+    from sedd.evaluation.protocols import suite_datasets
 
     if suite is not None:
         names = suite_datasets(suite, protocol, dataset or ())

@@ -141,7 +141,8 @@ def compare(
         models, states = zip(*map(load, runs), strict=True)
         advice, rows = "--data DATA --protocol held-out", []
         texts = [text for model in models for text in evaluation.load_corpora(model, data, chosen, advice=advice)]
-        comparison.require_same_data([str(run) for run in runs], texts)
+        if other := [run for run, text in zip(runs, texts, strict=True) if text.sha256 != texts[0].sha256]:
+            raise ValueError(f"{runs[0]} and {other[0]} have different validation data; name one text with --data")
         for run, model, state, corpus in zip(runs, models, states, texts, strict=True):
             with progress_on_stderr(str(run), shown=ranks.is_main) as on_progress:
                 record = evaluation.evaluate(model, corpus, chosen, ranks, on_progress=on_progress, **options)
@@ -156,7 +157,7 @@ def compare(
         if as_json:
             root.print_records(rows)
         else:
-            root.print_table(comparison.COLUMNS, comparison.table_cells([*rows, *means]))
+            root.print_table(comparison.COLUMNS, evaluation.likelihood_table([*rows, *means], comparison.COLUMNS))
 
 
 @root.command()

@@ -12,10 +12,8 @@ from sedd.evaluation.corpus import load_corpora as load_corpora
 from sedd.evaluation.corpus import read_corpus as read_corpus
 from sedd.evaluation.corpus import text_corpora as text_corpora
 from sedd.evaluation.protocols import SINGLE_TEXT as SINGLE_TEXT
-from sedd.evaluation.protocols import Protocol as Protocol
 from sedd.evaluation.protocols import default_draws as default_draws
 from sedd.evaluation.protocols import get_protocol as get_protocol
-from sedd.evaluation.protocols import suite_datasets as suite_datasets
 from sedd.evaluation.results import evaluate as evaluate
 from sedd.evaluation.results import evaluate_difference as evaluate_difference
 from sedd.evaluation.results import evaluate_own_samples as evaluate_own_samples

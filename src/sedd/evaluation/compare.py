@@ -9,7 +9,6 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from sedd import files, plot
-from sedd.evaluation.corpus import Corpus
 from sedd.evaluation.report import Values, column, having, interpolate
 from sedd.evaluation.results import likelihood_table
 from sedd.loading import LoadedModel
@@ -45,13 +44,6 @@ def read_curve(run: Path) -> ValidationCurve:
     tokens, nats, stderr = (column(evaluated, name) for name in ("tokens", "bound", "bound_stderr"))
     bits = np.array([r.get("bound_bits_per_char", r["bound"] / np.log(2)) for r in evaluated], dtype=np.float64)
     return ValidationCurve(tokens, interpolate(records, evaluated, "seconds"), bits, stderr * bits / nats)
-
-
-def require_same_data(names: Sequence[str], corpora: Sequence[Corpus]) -> None:
-    """Raise an error if the runs would be scored on different text."""
-    for name, corpus in zip(names, corpora, strict=True):
-        if corpus.sha256 != corpora[0].sha256:
-            raise ValueError(f"{names[0]} and {name} have different validation data; name one text with --data")
 
 
 def run_record(run: Path, loaded: LoadedModel, state: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, Any]:
@@ -120,11 +112,6 @@ def seed_means(records: Sequence[dict[str, Any]], configs: Sequence[RunConfig]) 
 # Table and plot --------------------------------------------------------------------------------------------
 
 
-def table_cells(records: Sequence[dict[str, Any]]) -> list[list[str]]:
-    """Format the `COLUMNS` of the records as text; reject records of different protocols."""
-    return [["" if value is None else str(value) for value in row] for row in likelihood_table(records, COLUMNS)]
-
-
 def write_comparison(
     records: Sequence[dict[str, Any]], means: Sequence[dict[str, Any]], curves: Sequence[ValidationCurve], path: Path
 ) -> None:
@@ -138,7 +125,7 @@ def write_comparison(
         title="Comparison of runs",
         protocol=records[0]["protocol"],
         header=COLUMNS,
-        rows=table_cells([*records, *means]),
+        rows=likelihood_table([*records, *means], COLUMNS),
         svg=plot.to_svg(figure, "runs"),
     )
     files.write_text(path, page)

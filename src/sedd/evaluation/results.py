@@ -239,8 +239,8 @@ def _per_unit(value: float | None, units_per_token: float | None, digits: int = 
     return None if value is None or units_per_token is None else round(value / units_per_token, digits)
 
 
-def likelihood_table(records: Sequence[Record], columns: Sequence[str]) -> list[list[Any]]:
-    """Return these columns of the records; reject records of different protocols."""
+def likelihood_table(records: Sequence[Record], columns: Sequence[str]) -> list[list[str]]:
+    """Return these columns of the records as text; reject records of different protocols."""
     for field in COMPARABLE_FIELDS:
         values = set()
         for record in records:
@@ -250,4 +250,4 @@ def likelihood_table(records: Sequence[Record], columns: Sequence[str]) -> list[
                 values.add(str(record.get(field)))
         if len(values) > 1:
             raise ValueError(f"results with {field} {' and '.join(sorted(values))} cannot share a table")
-    return [[record[column] for column in columns] for record in records]
+    return [["" if record[column] is None else str(record[column]) for column in columns] for record in records]
