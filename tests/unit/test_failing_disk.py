@@ -107,7 +107,7 @@ def test_a_damaged_checkpoint_that_is_replaced(tmp_path: Path, error: int, lasti
     (folder := tmp_path / "folder").mkdir()
 
     def save() -> Path:
-        return checkpoint.save(folder, "step-00000001", {"ema": {"w": torch.ones(3)}}, {"state": {}})
+        return checkpoint.save(folder, "step-00000001", {"ema": {"w": torch.ones(3)}}, {"state": {}}, {})
 
     (save() / "ema.safetensors").write_bytes(b"damaged")
     assert survive(folder, save, lambda: None, error, lasting, gone={}) >= 10

@@ -191,7 +191,7 @@ def check_options(
 
     if draws is not None:
         check_draws(draws)
-    stored = checkpoint.peek_model(model) or checkpoint.find_model(model)  # which says what is wrong with it
+    stored = checkpoint.peek_model(model)
     config = stored.config
     if label is not None:
         check_label(label, stored.labels)

@@ -94,7 +94,7 @@ def _prepare(
     if out is not None:
         root.check_out(out)
     sampling = sampling_settings(settings)
-    stored = checkpoint.peek_model(model) or checkpoint.find_model(model)  # which says what is wrong with it
+    stored = checkpoint.peek_model(model)
     longest = stored.config.model.seq_len
     if templates:
         from sedd.samplers.template import parse_template

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache, wraps
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from safetensors import SafetensorError, safe_open
@@ -103,26 +102,23 @@ def save(
     name: str,
     tensors: "Mapping[str, Mapping[str, Tensor]]",
     records: Mapping[str, Any],
-    contents: Mapping[str, bytes] = MappingProxyType({}),
+    others: Mapping[str, bytes],
 ) -> Path:
     """Write the checkpoint ``root/name`` atomically; an intact one of that name is left as it is.
 
-    ``tensors`` and ``records`` are .safetensors and .json files by their stem; ``contents`` other files by their name.
+    ``tensors`` and ``records`` are .safetensors and .json files by their stem, ``others`` other files by their name.
     """
     target = root / name
     with explain_write_errors(target), files.atomic_folder(target) as folder:
         if target.exists() and corruption(target) is None:
             return target
-        write(folder, tensors, records, contents)
+        write(folder, tensors, records, others)
         shutil.rmtree(target, ignore_errors=True)  # damaged
     return target
 
 
 def write(
-    folder: Path,
-    tensors: "Mapping[str, Mapping[str, Tensor]]",
-    records: Mapping[str, Any],
-    contents: Mapping[str, bytes] = MappingProxyType({}),
+    folder: Path, tensors: "Mapping[str, Mapping[str, Tensor]]", records: Mapping[str, Any], others: Mapping[str, bytes]
 ) -> None:
     """Write the files of a checkpoint and their manifest into a folder of `files.atomic_folder`, as `save` does."""
     with explain_write_errors(folder):
@@ -130,9 +126,9 @@ def write(
             write_tensors(folder / f"{stem}.safetensors", values)
         for stem, record in records.items():
             write_json(folder / f"{stem}.json", record)
-        for file, content in contents.items():
+        for file, content in others.items():
             (folder / file).write_bytes(content)
-        written = [*(f"{stem}.safetensors" for stem in tensors), *(f"{stem}.json" for stem in records), *contents]
+        written = [*(f"{stem}.safetensors" for stem in tensors), *(f"{stem}.json" for stem in records), *others]
         _write_manifest(folder, written)
 
 
@@ -364,11 +360,8 @@ def read_run_config(folder: Path) -> RunConfig:
 
 
 @retry_if_pruned
-def peek_model(folder: Path | str) -> StoredModel | None:
-    """Read the configuration of a model without checking its files, to reject a mistake before any work.
-
-    None: there are checkpoints and none can be read; `find_model` then says what is wrong with them.
-    """
+def peek_model(folder: Path | str) -> StoredModel:
+    """Read the configuration of a model without checking its files, to reject a mistake before any work."""
     folder = Path(folder)
     candidates = list_checkpoints(folder / CHECKPOINTS) or [folder]
     present = [path for path in candidates if (path / "config.json").is_file()]
@@ -377,7 +370,7 @@ def peek_model(folder: Path | str) -> StoredModel | None:
     for path in present:
         with suppress(ValueError):
             return read_stored_model(path)
-    return None
+    return find_model(folder)  # which says what is wrong with its checkpoints
 
 
 def run_folder(path: Path) -> Path:
