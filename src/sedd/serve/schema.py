@@ -3,7 +3,6 @@
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
-from pydantic_core import PydanticCustomError
 
 OptionValue = Annotated[int, Field(ge=0, le=10_000)] | Annotated[float, Field(ge=0, le=10_000)] | str
 Text = Annotated[str, Field(max_length=2**20)]
@@ -11,22 +10,10 @@ Texts = Text | Annotated[list[Text], Field(min_length=1, max_length=1024)]
 MOST_STOPS, LONGEST_STOP = 4, 1024
 
 
-def _neutral(*values: object) -> AfterValidator:
-    """Accept a field of OpenAI's if its value changes nothing."""
-
-    def check(value: object) -> object:
-        if value is not None and value not in values:
-            raise PydanticCustomError("not_supported", f"only {values[0]} is supported; leave it out")
-        return value
-
-    return AfterValidator(check)
-
-
 def _check_stops(given: str | list[str] | None) -> str | list[str] | None:
     stops = [given] if isinstance(given, str) else given or []
     if len(stops) > MOST_STOPS or not all(0 < len(stop) <= LONGEST_STOP for stop in stops):
-        rule = f"give up to {MOST_STOPS} strings of 1 to {LONGEST_STOP} characters"
-        raise PydanticCustomError("not_supported", rule)
+        raise ValueError(f"give up to {MOST_STOPS} strings of 1 to {LONGEST_STOP} characters")
     return given
 
 
@@ -111,9 +98,9 @@ class CompletionRequest(Sampling):
     )
     stream_options: StreamOptions | None = Field(None, description="Options of a stream, as OpenAI's.")
     best_of: int | None = Field(None, ge=1, le=1024, description="OpenAI's: only `n` or 1, as texts are not ranked.")
-    presence_penalty: Annotated[float | None, _neutral(0)] = Field(None, description="OpenAI's: only 0.")
-    frequency_penalty: Annotated[float | None, _neutral(0)] = Field(None, description="OpenAI's: only 0.")
-    logit_bias: Annotated[dict[str, float] | None, _neutral({})] = Field(None, description="OpenAI's: only empty.")
+    presence_penalty: float | None = Field(None, ge=0, le=0, description="OpenAI's: only 0.")
+    frequency_penalty: float | None = Field(None, ge=0, le=0, description="OpenAI's: only 0.")
+    logit_bias: dict[str, float] | None = Field(None, max_length=0, description="OpenAI's: only empty.")
     user: str | None = Field(None, description="OpenAI's; it is ignored.")
     metadata: dict[str, str] | None = Field(None, description="OpenAI's; it is ignored.")
     store: bool | None = Field(None, description="OpenAI's; nothing is stored.")
