@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from toys import KINDS, Kind, expected_loss, frequency, hybrid, random_distribution, random_model, tensor, with_schedule
 
 from sedd import exact, objectives
-from sedd.exact.objectives import ExplicitConcreteScore, ExplicitObjective, ExplicitScoreEntropy
+from sedd.exact.objectives import ExplicitConcreteScore, ExplicitScoreEntropy
 from sedd.parameterization import CausalModel, ConditionalModel, MeanModel, ScoreModel, SignedScoreModel
 from sedd.process import Absorbing, Process, Uniform, at_token, log_odds
 from sedd.schedule import (
@@ -41,7 +41,7 @@ AT_NOISE = {  # objective, definition, what it is tested on, whether the schedul
 
 
 def make(kind: type) -> objectives.Objective:
-    return kind(P_DATA) if issubclass(kind, ExplicitObjective) else kind()
+    return kind(P_DATA) if issubclass(kind, ExplicitScoreEntropy) else kind()
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)

@@ -1,6 +1,5 @@
 """The likelihood bound and the expected value of objectives, as sums over all data and noise.  [§4, §6, §8]"""
 
-from abc import ABC
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, final
@@ -110,10 +109,13 @@ def _reconstruction(model: Any, p_data: Distribution, process: Process, sigma: T
 
 
 @dataclass(frozen=True)
-class ExplicitObjective(Integral, ABC):
-    """A loss against the true ratios of ``distribution``; x_0 serves to draw x_t only."""
+class ExplicitScoreEntropy(Integral):
+    """Explicit score entropy, against the true ratios of ``distribution``, where it is 0.  [§6]
 
-    divergence: ClassVar[Divergence]
+    x_0 serves to draw x_t only.
+    """
+
+    divergence: ClassVar[Divergence] = score_entropy
     distribution: Distribution
 
     def check_process(self, process: Process) -> None:
@@ -132,15 +134,7 @@ class ExplicitObjective(Integral, ABC):
 
 @final
 @dataclass(frozen=True)
-class ExplicitScoreEntropy(ExplicitObjective):
-    """Explicit score entropy: 0 exactly at the true ratios.  [§6]"""
-
-    divergence: ClassVar[Divergence] = score_entropy
-
-
-@final
-@dataclass(frozen=True)
-class ExplicitConcreteScore(ExplicitObjective):
-    """Explicit concrete score matching, against the true ratios.  [§6]"""
+class ExplicitConcreteScore(ExplicitScoreEntropy):
+    """Explicit concrete score matching: the same with squared errors.  [§6]"""
 
     divergence: ClassVar[Divergence] = square
