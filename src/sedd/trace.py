@@ -31,9 +31,8 @@ def separator(number: int) -> str:
 
 def split_texts(content: str) -> list[str] | None:
     """Return the texts of a file in which each follows its `separator`; None for any other file."""
-    if _SEPARATOR.match(content) is None:
-        return None
-    return [text.removesuffix("\n") for text in _SEPARATOR.split(content)[1:]]
+    texts = [text.removesuffix("\n") for text in _SEPARATOR.split(content)[1:]]
+    return texts if _SEPARATOR.match(content) else None
 
 
 # Pictures --------------------------------------------------------------------------------------------------
@@ -43,8 +42,7 @@ class TracedToken(NamedTuple):
     """A generated token as it is displayed."""
 
     text: str
-    step: int
-    """The step at which it appeared; 0 for a given token."""
+    step: int  # at which it appeared; 0 for a given token
 
 
 def trace_tokens(texts: Sequence[str], steps: Sequence[int]) -> list[TracedToken]:

@@ -142,8 +142,8 @@ def read_samples(path: Path) -> SampleSet:
             raise ValueError(f"{path} holds neither a model nor .txt files with a sample each; name a folder that does")
         records = [files.read_text(file) for file in paths]
     elif (records := read_json_records(path)) is None:
-        content = files.read_text(path)
-        records = [*(trace.split_texts(content) or _lines(content))]
+        content = files.read_text(path)  # `str.splitlines` would also split at separators that a sample may contain
+        records = [*(trace.split_texts(content) or (content.removesuffix("\n").split("\n") if content else []))]
     by_name = [record if isinstance(record, dict) else {} for record in records] or [{}]
     common = (name for name in SAMPLING_FIELDS if all(r.get(name) == by_name[0].get(name) for r in by_name))
     facts = {name: by_name[0].get(name) for name in common}
@@ -160,14 +160,9 @@ def read_json_records(path: Path) -> list[Any] | None:
         whole = files.parse_json(text)
         return whole if isinstance(whole, list) else [whole]
     try:
-        return [files.parse_json(line) for line in _lines(text) if line.strip()]
+        return [files.parse_json(line) for line in text.split("\n") if line.strip()]
     except ValueError as error:
         raise ValueError(f"{path} is not JSON, neither as a whole nor line by line: {error}") from None
-
-
-def _lines(text: str) -> list[str]:
-    """Split at line feeds only: `str.splitlines` would also split at other separators, which a sample may contain."""
-    return text.removesuffix("\n").split("\n") if text else []
 
 
 def _parse_sample(record: Any, path: Path) -> Sample:
