@@ -256,7 +256,10 @@ class BudgetConfig(_Section):
     def spent(self, step: int, tokens: int, seconds: float) -> float:
         """Return the fraction of the nearest limit that is used, at most 1."""
         done = {"steps": step, "tokens": tokens, "minutes": seconds / 60}
-        return min(1.0, max((done[name] / limit for name, limit in self.limits.items()), default=0.0))
+        used = 0.0
+        for name, limit in self.limits.items():
+            used = max(used, done[name] / limit)
+        return min(1.0, used)
 
     def describe_spent(self, step: int, tokens: int, seconds: float) -> str:
         """Say that a budget is used up, and which one is larger by as much: budgets are totals of a run."""

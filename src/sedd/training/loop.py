@@ -145,11 +145,11 @@ def _train(
                 trainer.save(out / checkpoint.CHECKPOINTS)
                 if is_last:
                     trainer.writer.wait()
-        on_event("log", {"spent": spent, **record})
         if validation and not overfitting:  # which is reported once
             bounds.append(record)
             if overfitting := describe_overfitting(bounds, state.best_step):
                 note(overfitting)
+        on_event("log", {"spent": spent, **record})
         if is_last:
             break
     return validation
