@@ -47,6 +47,4 @@ def check_refusals(folder: Path, refusals: list[tuple[str, str]], with_torch: bo
     for (command, sentence), found in zip(refusals, results, strict=True):
         code, out, err = found
         assert (code, out) == (2, ""), (command, found)
-        assert sentence in " ".join(err.split()), (command, err)
-        stated = err.replace("sedd: no model was named; using stories\n", "")
-        assert stated.count("sedd: ") == 1, (command, err)  # what a command is about to do is stated after all checks
+        assert sentence in err.splitlines()[-1], (command, err)

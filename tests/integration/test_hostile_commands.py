@@ -33,10 +33,7 @@ def test_commands_refuse_them_before_any_work(words: list[str], message: str, mo
 
 
 @pytest.mark.parametrize("command", ["infill", "trace"])
-def test_the_gaps_of_a_template_are_added_up_before_any_work(
-    command: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sedd.loading.load_model", None)
+def test_the_gaps_of_a_template_are_added_up_before_any_work(command: str, model: Path, tmp_path: Path) -> None:
     words = [command, str(model), "{16777216}" * 30, "--out", str(tmp_path / "out.html")]
     error = CliRunner().invoke(app, words).exception
     assert isinstance(error, ValueError)

@@ -37,7 +37,8 @@ def write_run(folder: Path, step: int, bounds: list[float], data: str, time: flo
     checkpoint.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps({"data": {"sources": [data]}, "objective": "lambda-dce"}))
     (folder / "log.jsonl").write_text("".join(f'{{"step": {i}, "bound": {b}}}\n' for i, b in enumerate(bounds, 1)))
-    (checkpoint / "state.json").write_text(json.dumps({"step": step, "best": min(bounds, default=None)}))
+    state = {"step": step, "tokens": 1, "best": min(bounds, default=None), "best_step": step}
+    (checkpoint / "state.json").write_text(json.dumps(state))
     (checkpoint / "config.json").write_text("{}")  # a checkpoint is no run
     save_file({"a": np.zeros((3, 4)), "rotary.inv_freq": np.zeros(5)}, checkpoint / "ema.safetensors")
     for name in ("config.json", "log.jsonl"):
@@ -62,8 +63,8 @@ def test_runs_are_listed(tmp_path: Path) -> None:
     assert (new["run"], new["best_bound"]) == ("sub/new", None)
     assert (begun["run"], begun["parameters"], begun["step"], begun["data"]) == ("begun", None, 0, "")
     table = sedd("runs", tmp_path).stdout.splitlines()
-    assert table[0].split() == ["run", "data", "objective", "parameters", "step", "best", "bound", "date"]
-    assert table[3].split()[:6] == ["old", "book.txt", "lambda-dce", "12", "40", "2.2500"]
+    assert table[0] == "| run | data | objective | parameters | step | best bound | date |"
+    assert table[4].split(" | ")[:6] == ["| old", "book.txt", "lambda-dce", "12", "40", "2.2500"]
 
 
 def test_a_folder_without_runs(tmp_path: Path) -> None:

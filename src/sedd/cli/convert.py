@@ -9,7 +9,6 @@ from rich.console import Console
 
 from sedd.card_facts import RESULT_TYPES
 from sedd.cli import root
-from sedd.cli.evaluate import describe_source
 from sedd.files import parse_json, read_text
 from sedd.models import is_repo_id
 from sedd.schema import check_choice, check_fields
@@ -113,19 +112,16 @@ def export(
     check_choice("dtype", dtype, checkpoint.WEIGHT_DTYPES)
     if format is not None:
         raise ValueError(f"dtype {dtype} is for model folders, and --format writes a published one; give one of them")
-    if draws is not None:
-        from sedd.likelihood.variance_reduction import check_draws
-
-        check_draws(draws)
-    measured = f", bound on {describe_source(data)}" if data else ""
-    root.announce(f"weights in {dtype}, to {out}{measured}", model)
     from sedd import hub
+    from sedd.likelihood.variance_reduction import check_draws
 
+    check_draws(draws)
+    root.announce(f"weights in {dtype}, to {out}", model, eval=data, draws=draws)
     was = checkpoint.read_header(checkpoint.find_model(model).folder)
-    with Console(stderr=True).status("writing"):
+    if data is None:
         hub.save_pretrained(model, out, dtype=dtype)
+    cost = {} if data is None else _export_and_measure(model, out, dtype, data, draws, device)
     stored = checkpoint.read_header(out)
-    cost = {} if data is None else _measure_cost(model, out, data, draws, device)
     if as_json:
         root.print_records([{"model": str(out), **stored._asdict(), "bytes_before": was.bytes, **cost}])
         return
@@ -138,7 +134,9 @@ def export(
         print(f"cost of {dtype}: {hub.describe_cost(cost['cost'])}, on the same draws")
 
 
-def _measure_cost(model: Path, out: Path, data: str, draws: int | None, device: str | None) -> dict[str, Any]:
+def _export_and_measure(
+    model: Path, out: Path, dtype: str, data: str, draws: int | None, device: str | None
+) -> dict[str, Any]:
     """Evaluate both forms of a model on the same draws; add the bound and the difference to the model card."""
     from sedd import evaluation, hub
     from sedd.loading import load_model
@@ -146,13 +144,15 @@ def _measure_cost(model: Path, out: Path, data: str, draws: int | None, device: 
 
     protocol = evaluation.get_protocol("strict")
     with distributed.process_group(device) as ranks:
-        before, after = (load_model(folder, device=str(ranks.device)) for folder in (model, out))
-        given: Any = (evaluation.read_corpus(data, protocol, after), protocol, ranks)
+        before = load_model(model, device=str(ranks.device))
+        given: Any = (evaluation.read_corpus(data, protocol, before), protocol, ranks)
+        hub.save_pretrained(model, out, dtype=dtype)
+        after = load_model(out, device=str(ranks.device))
         with progress_on_stderr("evaluating") as on_progress:
             result = evaluation.evaluate(after, *given, draws=draws, on_progress=on_progress)
         with progress_on_stderr("comparing") as on_progress:
             difference = evaluation.evaluate_difference(before, after, *given, draws=draws, on_progress=on_progress)
-    cost = {"dtype": checkpoint.read_header(out).dtype, "data": Path(data).name, **difference}
+    cost = {"dtype": dtype, "data": Path(data).name, **difference}
     facts = hub.CardFacts.read(out)
     hub.write_card(out, out.name, replace(facts, results=[*facts.results, result], weights_cost=cost))
     return {"evaluation": result, "cost": cost}

@@ -16,18 +16,13 @@ from sedd.extras import install_hint
 from sedd.files import read_text
 from sedd.models import built_in_folder
 from sedd.terminal import visible, warn
-from sedd.training import checkpoint
-from sedd.training.config import check_label
 from sedd.training.progress import progress_on_stderr
 
 if TYPE_CHECKING:
     from sedd.evaluation.protocols import Protocol
-    from sedd.likelihood.orders import Orders
     from sedd.loading import LoadedModel
     from sedd.runtime.distributed import Ranks
 
-EXACT_ESTIMATORS = ("forward", "backward", "random")
-"""Those without draws."""
 Record = dict[str, Any]
 
 
@@ -47,9 +42,9 @@ def _open_model(
     seed: int = 0,
     label: str | None = None,
 ) -> Iterator[tuple["LoadedModel", "Ranks", Callable[..., Record]]]:
-    """Reject mistakes that show without the weights and announce what is evaluated; then load the model.
+    """Load a model and announce what is evaluated; yield the model, the processes, and the evaluation.
 
-    Yields it, the processes, and `evaluation.evaluate`, or `evaluation.evaluate_own_samples`, with these options.
+    It is `evaluation.evaluate` or `evaluation.evaluate_own_samples`, with these options.
 
     Args:
         estimator: bound (the negative ELBO, default); for denoisers under absorbing noise also any-order (a bound with
@@ -66,15 +61,20 @@ def _open_model(
         seed: Random seed of times and noise.
         label: Label to condition on; without it, the likelihood is unconditional.
     """
-    number, how = check_options(model, protocol, estimator, draws, label, orders)
-    root.announce(", ".join([what, *how, f"seed {seed}"]), model)
     from sedd import evaluation
     from sedd.evaluation.protocols import OWN_SAMPLES
+    from sedd.likelihood.orders import check_orders
+    from sedd.likelihood.variance_reduction import check_draws
     from sedd.loading import load_model
     from sedd.runtime import distributed
 
+    check_draws(draws)
+    number = int(orders) if orders is not None and orders.isdecimal() else orders
+    if number is not None:
+        check_orders(number, estimator)
     with distributed.process_group(device) as ranks:
         loaded = load_model(model, device=str(ranks.device)).with_label(label)
+        root.announce(what, model, estimator=estimator, orders=orders, draws=draws, seed=seed)
         options: Record = {"orders": number, "batch": batch, "seed": seed}
         if protocol is OWN_SAMPLES:
             yield loaded, ranks, partial(evaluation.evaluate_own_samples, loaded, ranks, **options)
@@ -136,7 +136,7 @@ def evaluate_dataset(
         chosen, what = OWN_SAMPLES, f"{count_of(samples, 'sample')} of its own"
     else:
         chosen = evaluation.get_protocol(protocol or ("strict" if source else "held-out"))
-        what = f"{check_data(source, chosen, suite, dataset)}, protocol {chosen.name}"
+        what = f"{suite or ''} {source or 'validation split'}, protocol {chosen.name}".lstrip()
     records = []
     with _open_model(folder, chosen, what, **options) as (loaded, ranks, evaluate):
         if samples is not None:
@@ -174,77 +174,6 @@ def _split_data(model: str | None, data: str | None, has_other: bool) -> tuple[P
     if not given and not has_other and folder.parent == built_in_folder():
         raise ValueError(f"the data of {folder.name} is not bundled; name a text, as in: sedd eval {folder.name} FILE")
     return folder, given[0] if given else None
-
-
-def check_options(
-    model: Path,
-    protocol: "Protocol",
-    estimator: str | None = None,
-    draws: int | None = None,
-    label: str | None = None,
-    orders: str | None = None,
-) -> "tuple[Orders | None, list[str]]":
-    """Reject mistakes that show without the weights; return the number of orders, and how likelihoods are estimated."""
-    from sedd.evaluation.protocols import OWN_SAMPLES, default_draws
-    from sedd.likelihood.orders import check_mixture, check_orders
-    from sedd.likelihood.variance_reduction import check_draws
-
-    if draws is not None:
-        check_draws(draws)
-    stored = checkpoint.peek_model(model)
-    config = stored.config
-    if label is not None:
-        check_label(label, stored.labels)
-    number = int(orders) if orders is not None and orders.isdecimal() else orders
-    if number is not None:
-        check_orders(number, estimator)
-        kind, noise = config.model.parameterization, config.noise.process
-        is_denoiser, is_timed = (kind, noise) == ("mean", "absorbing"), config.time_conditioning == "sigma"
-        check_mixture(is_denoiser, is_timed, f"{kind} under {noise} noise")
-    if config.objective == "autoregressive":
-        estimator = estimator or "forward"
-    how = [f"estimator {estimator}"] * (estimator is not None) + [f"orders {number}"] * (number is not None)
-    if estimator not in EXACT_ESTIMATORS and number != "all" and protocol is not OWN_SAMPLES:
-        how.append(f"{count_of(draws or default_draws(protocol, number), 'draw')} per sequence")
-    return number, how
-
-
-def describe_source(source: str) -> str:
-    """Reject a text that does not exist or is of an unknown kind; return it with its size: book.txt (1.1 MB)."""
-    from sedd.data import Index, expand_sources, is_prepared
-
-    if is_prepared(source):
-        return f"{source} ({Index.read(Path(source)).tokens:,} tokens)"
-    found = [file for part in expand_sources([source]) for file in part.files]
-    if not found:  # a data set on the Hub
-        return source
-    size = sum(map(os.path.getsize, found))
-    return f"{source} ({f'{size / 1e6:,.1f} MB' if size >= 1e5 else f'{size:,} bytes'})"
-
-
-def check_data(
-    data: str | None, protocol: "Protocol", suite: str | None = None, dataset: list[str] | None = None
-) -> str:
-    """Reject data that is missing or does not fit the protocol; return what is evaluated."""
-    from sedd.evaluation.protocols import suite_datasets
-
-    if suite is not None:
-        names = suite_datasets(suite, protocol, dataset or ())
-        for name in names:
-            protocol.find_file(Path(data or "."), name)
-        return f"{', '.join(names)} in {data or '.'}"
-    if dataset and len(dataset) > 1:
-        raise ValueError(f"dataset is {' and '.join(dataset)}; name one for a file, several only with --suite")
-    if dataset:
-        protocol.check_dataset(dataset[0])
-    if data is not None:
-        return describe_source(data)
-    if not protocol.uses_validation_split:
-        raise ValueError(
-            f"protocol {protocol.name} needs DATA: name a file, or leave --protocol out to evaluate the validation "
-            "split of the run's own data"
-        )
-    return "validation split"
 
 
 RECORD_FIELDS = (

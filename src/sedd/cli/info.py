@@ -1,6 +1,5 @@
 """``sedd info``: describe a model."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +9,6 @@ from sedd.card_facts import CardFacts
 from sedd.cli import root
 from sedd.terminal import warn
 from sedd.training import checkpoint
-
-EXPONENTS = {"F64": ("<u8", 0x7FF << 52), "F32": ("<u4", 0xFF << 23), "F16": ("<u2", 0x1F << 10)}
-EXPONENTS["BF16"] = ("<u2", 0xFF << 7)
-"""Integers of the size of each dtype of a .safetensors file, and the bits that NaN and infinity alone have all set."""
 
 
 @root.command()
@@ -28,13 +23,15 @@ def info(model: root.OptionalModel = None, *, as_json: bool = False) -> None:
 
 @checkpoint.retry_if_pruned
 def _describe(model: Path | str, as_json: bool) -> None:
+    from safetensors.torch import load_file
+
     from sedd.runtime.run_log import read_log
     from sedd.tokenizer import load_tokenizer
 
     found = checkpoint.find_model(model)
     folder, config, run = found.folder, found.config, checkpoint.run_folder(found.folder)
     state, stored = checkpoint.read_state(folder), checkpoint.read_header(folder)
-    facts, nonfinite = CardFacts.read(folder), _nonfinite(folder / "ema.safetensors")
+    facts, nonfinite = CardFacts.read(folder), checkpoint.nonfinite(load_file(folder / "ema.safetensors"))
     record: dict[str, Any] = {
         "folder": str(folder),
         "parameters": stored.parameters,
@@ -74,25 +71,6 @@ def _describe(model: Path | str, as_json: bool) -> None:
     if nonfinite is not None:
         warn(f"{folder}: weight {nonfinite} holds a value that is NaN or infinite; use another checkpoint")
         raise typer.Exit(2)
-
-
-def _nonfinite(path: Path) -> str | None:
-    """Return the name of a tensor in a .safetensors file with a value that is not finite, or None; without torch."""
-    import numpy as np
-
-    with path.open("rb") as file:
-        size = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(size))
-    for name, entry in header.items():
-        if name == "__metadata__" or entry["dtype"] not in EXPONENTS:
-            continue
-        (dtype, exponent), (start, end) = EXPONENTS[entry["dtype"]], entry["data_offsets"]
-        step = 2**24
-        for at in range(start, end, step):
-            values = np.memmap(path, np.uint8, "r", 8 + size + at, min(step, end - at)).view(dtype)
-            if ((values & np.array(exponent, dtype)) == exponent).any():
-                return str(name)
-    return None
 
 
 def _describe_bounds(bounds: dict[str, Any], has_log: bool, every: int, model: Path | str) -> dict[str, str]:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from sedd.cli import root
-from sedd.cli.root import count_of
 from sedd.cli.sample import sampling_options, sampling_settings
 from sedd.extras import install_hint
 from sedd.models import built_in_names
@@ -87,6 +86,7 @@ def quality(
         out: Plot of quality against cost and entropy (.png), or the results (.jsonl). Repeatable.
     """
     from sedd import samplers
+    from sedd.evaluation.molecules import measure_molecules
     from sedd.evaluation.quality import judges, results
     from sedd.evaluation.quality import samples as sample_sets
     from sedd.evaluation.quality.metrics import MauveReference
@@ -98,7 +98,11 @@ def quality(
         root.check_out(path, PICTURES + RECORDS)
     if save is not None:
         root.check_out(save, RECORDS[1:])
-    paths = [_find_input(path) for path in inputs] if inputs else [root.find_model(None)]
+    paths = (
+        [path if path.exists() and not checkpoint.holds_model(path) else root.find_model(path) for path in inputs]
+        if inputs
+        else [root.find_model(None)]
+    )
     swept = sample_sets.parse_sweeps(sweep or [])
     points = sample_sets.sweep_points((sampling, length), swept)
     molecules = molecules or (judge is None and all(_is_molecule_run(path) for path in paths))
@@ -114,10 +118,7 @@ def quality(
             "samples need a judge; name a Hugging Face model or an autoregressive run with --judge, or, for molecules, "
             "add --molecules"
         )
-    what = [root.model_name(path) + (f": {count_of(count, 'sample')}" if path.is_dir() else "") for path in paths]
-    what += [f"{count_of(len(points), 'setting')} of sampling"] * (len(points) > 1)
-    what += [f"judge {judge}"] * (judge is not None) + ["molecules"] * molecules
-    root.announce(", ".join(what))
+    root.announce(", ".join(map(root.model_name, paths)), count=count, sweep=" ".join(sweep or []) or None, judge=judge)
     where = str(resolve_device(device))
 
     def sample_sets_of(path: Path) -> "Iterator[SampleSet]":
@@ -163,32 +164,21 @@ def quality(
         if molecules:
             if item.source not in known_by_source:
                 known_by_source[item.source] = _read_known(known, item)
-            record |= _count_molecules(item, known_by_source[item.source])
+            texts, others = [sample.text or "" for sample in item.samples], known_by_source[item.source]
+            with progress_on_stderr("comparing with known molecules") as on_progress:
+                record |= measure_molecules(texts, others, on_progress).as_record()
+            record["known_molecules"] = None if others is None else len(others)
         return record
 
     _report([evaluate(item) for items in work for item in items], [*swept], out or [], as_json)
-
-
-def _find_input(path: Path) -> Path:
-    """Return a path of samples or results, or the folder of a model."""
-    return path if path.exists() and not checkpoint.holds_model(path) else root.find_model(path)
 
 
 def _is_molecule_run(path: Path) -> bool:
     """Return whether ``path`` is the folder of a run that was trained on files of SMILES."""
     from sedd.data.readers import SMILES, file_kind
 
-    stored = checkpoint.load_json(path, "config") if (path / "config.json").is_file() else {}
-    sources = root.stored_sources(stored)
+    sources = checkpoint.read_run_config(path).data.sources if (path / "config.json").is_file() else []
     return bool(sources) and all(file_kind(Path(source)) in SMILES for source in sources)
-
-
-def _count_molecules(samples: "SampleSet", known: list[str] | None) -> Record:
-    from sedd.evaluation import molecules
-
-    with progress_on_stderr("comparing with known molecules") as on_progress:
-        found = molecules.measure_molecules([sample.text or "" for sample in samples.samples], known, on_progress)
-    return found.as_record() | {"known_molecules": None if known is None else len(known)}
 
 
 def _read_known(given: Path | None, samples: "SampleSet") -> list[str] | None:

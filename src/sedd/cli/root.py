@@ -304,22 +304,16 @@ def print_table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
         show(f"| {' | '.join(cells)} |")
 
 
-def stored_sources(config: Any) -> list[str]:
-    """Return what a run was trained on, from its configuration as it is stored."""
-    match config:
-        case {"data": {"sources": [*sources]}}:
-            return list(map(str, sources))
-    return []
-
-
 def show(text: str) -> None:
     """Print text that may come from a file or a name: on a terminal with control characters escaped, else as it is."""
     print(visible(text) if sys.stdout.isatty() else text, flush=True)
 
 
-def announce(work: str, model: Path | None = None) -> None:
-    """State on stderr what a command is about to do, once its arguments are checked; of several processes, rank 0."""
+def announce(work: str, model: Path | None = None, **options: Any) -> None:
+    """State on stderr what a command is about to do, with the options that are given; of several processes, rank 0."""
     if find_launch().rank == 0:
+        given = {name.replace("_", "-"): value for name, value in options.items() if value is not None}
+        work = ", ".join([work, *(f"{name} {value}" for name, value in given.items())])
         warn(f"{model_name(model)}: {work}" if model else work)
 
 
@@ -366,16 +360,14 @@ def find_model(name: Path | str | None) -> Path:
         announce(f"no model was named; using {models.DEFAULT}")
         return folder
     path = checkpoint.locate_model(name) or Path(name)
-    try:
-        checkpoint.peek_model(path)
-    except ValueError:
-        if not checkpoint.has_weights(path) and (path.exists() or not models.is_repo_id(str(path))):
-            raise
-        announce(f"{name}: {'published weights' if path.exists() else 'on the Hugging Face Hub, or in its cache'}")
-        from sedd import hub
+    if (path / checkpoint.CHECKPOINTS).is_dir() or (path / "ema.safetensors").is_file():
+        return path
+    if not checkpoint.has_weights(path) and (path.exists() or not models.is_repo_id(str(path))):
+        raise ValueError(checkpoint.no_model(path))
+    announce(f"{name}: {'published weights' if path.exists() else 'on the Hugging Face Hub, or in its cache'}")
+    from sedd import hub
 
-        return hub.fetch(path)
-    return path
+    return hub.fetch(path)
 
 
 def split_model(

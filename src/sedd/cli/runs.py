@@ -7,15 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from sedd import files
 from sedd.cli import root
-from sedd.cli.evaluate import check_data, check_options, likelihood_options
+from sedd.cli.evaluate import likelihood_options
 from sedd.cli.root import count_of
-from sedd.schema import is_of_type
-from sedd.terminal import visible, warn
+from sedd.terminal import warn
 from sedd.training import checkpoint
 from sedd.training.progress import progress_on_stderr
 
@@ -40,13 +37,7 @@ def runs(folder: Path = Path("."), *, as_json: bool = False) -> None:
         return
     if not found:
         raise ValueError(f"there is no run in {folder} or below it; train one with: sedd train FILE --out {folder}/run")
-    table = Table(box=None, pad_edge=False)
-    for name in COLUMNS:
-        table.add_column(name.replace("_", " "), overflow="fold")
-    for run in found:
-        table.add_row(*(Text(visible(_cell(run[name]), line_ends=False)) for name in COLUMNS))
-    console = Console()
-    (console if console.is_terminal else Console(width=200)).print(table)  # no wrapping in files
+    root.print_table(COLUMNS, [[_cell(run[name]) for name in COLUMNS] for run in found])
 
 
 def _find(folder: Path) -> Iterator[Path]:
@@ -69,24 +60,20 @@ def _describe(path: Path, folder: Path) -> Run:
             return None
 
     newest = max((path / "checkpoints").glob("step-*"), default=path)
-    config, state = (read(files.read_json, file) for file in (path / "config.json", newest / "state.json"))
+    config, state = read(checkpoint.read_run_config, path), read(checkpoint.read_state, newest) or {}
     steps = [record["step"] for record in (read(read_log, path) or [])[-1:]]
     header = read(checkpoint.read_header, newest)
     changed = max(file.stat().st_mtime for file in (path / "config.json", path / "log.jsonl") if file.exists())
     return {
         "run": str(path.relative_to(folder)) if path != folder else path.resolve().name,
         "folder": str(path),
-        "data": ", ".join(Path(source).name for source in root.stored_sources(config)),
-        "objective": config.get("objective") if isinstance(config, dict) else None,
+        "data": ", ".join(Path(source).name for source in config.data.sources) if config else "",
+        "objective": config and config.objective,
         "parameters": header and header.parameters,
-        "step": max([_number(state, "step") or 0, *steps]),
-        "best_bound": _number(state, "best"),
+        "step": max([state.get("step", 0), *steps]),
+        "best_bound": state.get("best"),
         "date": datetime.fromtimestamp(changed).isoformat(" ", "minutes"),
     }
-
-
-def _number(state: Any, name: str) -> int | float | None:
-    return state[name] if isinstance(state, dict) and is_of_type(state.get(name), float) else None
 
 
 def _cell(value: Any) -> str:
@@ -119,15 +106,13 @@ def compare(
     """
     from sedd import evaluation
     from sedd.evaluation import compare as comparison
+    from sedd.likelihood.variance_reduction import check_draws
 
     chosen = evaluation.get_protocol(protocol or ("strict" if data else "held-out"))
     root.check_out(plot, (".png", ".html"))
     curves = [comparison.read_curve(run) for run in runs]
-    where, device = check_data(data, chosen), options.pop("device")
-    # diffusion models have draws, and one of them is enough
-    ways = [check_options(run, chosen, draws=options["draws"])[1][-1] for run in runs]
-    how = max(ways, key=lambda way: "draw" in way)
-    root.announce(f"{', '.join(map(str, runs))}: {where}, protocol {chosen.name}, {how}, seed {options['seed']}")
+    check_draws(options["draws"])
+    device = options.pop("device")
     from sedd.loading import LoadedModel, load_model
     from sedd.runtime import distributed
 
@@ -139,6 +124,8 @@ def compare(
             return loaded, checkpoint.read_state(loaded.folder)
 
         models, states = zip(*map(load, runs), strict=True)
+        what = f"{', '.join(map(str, runs))}: {data or 'validation split'}, protocol {chosen.name}"
+        root.announce(what, draws=options["draws"], seed=options["seed"])
         advice, rows = "--data DATA --protocol held-out", []
         texts = [text for model in models for text in evaluation.load_corpora(model, data, chosen, advice=advice)]
         if other := [run for run, text in zip(runs, texts, strict=True) if text.sha256 != texts[0].sha256]:

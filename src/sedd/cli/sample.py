@@ -5,7 +5,9 @@ import math
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from inspect import Parameter
+from itertools import count as count_up
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
@@ -15,10 +17,8 @@ from rich.console import Console
 from sedd import files
 from sedd.cli import root
 from sedd.cli.root import count_of
-from sedd.sampling_settings import SETTINGS, SamplingSettings, check_length, parse_options, parse_steps
+from sedd.sampling_settings import SETTINGS, SamplingSettings, parse_options, parse_steps
 from sedd.terminal import visible
-from sedd.training import checkpoint
-from sedd.training.config import RunConfig, check_label
 from sedd.training.progress import progress_on_stderr
 
 if TYPE_CHECKING:
@@ -56,18 +56,6 @@ def sampling_settings(settings: dict[str, Any]) -> SamplingSettings:
     return SamplingSettings(**values)
 
 
-def describe_sampling(sampling: SamplingSettings, config: RunConfig) -> str:
-    """Return what differs from the defaults, after steps and seed: 64 steps, seed 3, temperature 0.6."""
-    steps = "steps inf" if sampling.steps is None else count_of(sampling.steps, "step")
-    parts = [f"sampler {sampling.sampler}"] * (sampling.sampler is not None)
-    parts += [steps] * (config.objective != "autoregressive") + [f"seed {sampling.seed}"]
-    for name, field in SETTINGS.items():
-        value = getattr(sampling, name)
-        if value != field.default and name not in ("sampler", "steps", "seed"):
-            parts.append(f"{name.replace('_', '-')} {value}")
-    return ", ".join([*parts, *(f"{name} {value}" for name, value in sampling.options.items())])
-
-
 # Generation ------------------------------------------------------------------------------------------------
 
 
@@ -84,7 +72,7 @@ def _prepare(
     precision: str | None = None,
     **settings: Any,
 ) -> tuple["LoadedModel", "SamplingRun", "Prompt"]:
-    """Reject mistakes that show without the weights and announce what is sampled; then load the model.
+    """Load a model, check the settings against it, and announce what is sampled.
 
     The prompt has ``count`` samples, or ``count`` of each template.
 
@@ -94,29 +82,22 @@ def _prepare(
     if out is not None:
         root.check_out(out)
     sampling = sampling_settings(settings)
-    stored = checkpoint.peek_model(model)
-    longest = stored.config.model.seq_len
-    if templates:
-        from sedd.samplers.template import parse_template
-
-        for text in templates:
-            parse_template(text, longest)
-        texts = count_of(len(templates), "template") + (f", {count_of(count, 'sample')} each" if count > 1 else "")
-    else:
-        check_length(length, longest)
-        texts = f"{count_of(count, 'sample')} of {count_of(length or longest, 'token')}"
-    if sampling.label is not None:
-        check_label(sampling.label, stored.labels)
-    root.announce(f"{texts}, {describe_sampling(sampling, stored.config)}", model)
     from sedd import samplers
     from sedd.loading import load_model
     from sedd.runtime.device import resolve_device
 
     loaded = load_model(model, device=str(resolve_device(device)), precision=precision)
     run = samplers.SamplingRun.of(loaded, sampling)
-    if not templates:
-        return loaded, run, samplers.blank_prompt(loaded, count, length)
-    return loaded, run, samplers.template.template_prompt([t for t in templates for _ in range(count)], loaded)
+    if templates:
+        prompt = samplers.template.template_prompt([text for text in templates for _ in range(count)], loaded)
+        texts = count_of(len(templates), "template") + (f", {count_of(count, 'sample')} each" if count > 1 else "")
+    else:
+        prompt = samplers.blank_prompt(loaded, count, length)
+        texts = f"{count_of(count, 'sample')} of {count_of(prompt.given.shape[1], 'token')}"
+    stated = ["seed"] if run.name == "left-to-right" else ["steps", "seed"]
+    stated += [name for name, field in SETTINGS.items() if getattr(sampling, name) != field.default]
+    root.announce(texts, model, **{name: settings[name] for name in stated}, **sampling.options)
+    return loaded, run, prompt
 
 
 @root.takes(root.keywords(_prepare))
@@ -171,27 +152,18 @@ def _run_batches(
     run: "SamplingRun", prompt: "Prompt", batch: int, loaded: "LoadedModel", watch: bool
 ) -> Iterator[tuple["GeneratedSequence", int, dict[str, float]]]:
     """Sample batch by batch; yields each sequence, its index, and its network calls and seconds."""
-    from sedd import samplers
     from sedd.trace import watch_states
 
     console, stats = Console(stderr=True), run.stats
-    total, grid = len(prompt.given), len(run.times)
-    steps = max(1, grid - 1 if grid else int(prompt.blank.sum(-1).max()))  # without a grid, one token per step
+    calls, seconds, index = stats.row_calls, stats.seconds, count_up()
+    show = partial(watch_states, loaded=loaded, console=console) if watch else None
     with progress_on_stderr("sampling", shown=not watch) as on_progress:
-        for first in range(0, total, batch):
-            part = prompt.rows(slice(first, first + batch)).to(loaded.device)
-            size = len(part.given)
-            calls, seconds, states = stats.row_calls, stats.seconds, run.states(part, first)
-            if watch:
-                last = watch_states(states, part, loaded, console, first)
-            else:
-                for last in states:
-                    on_progress(round((first + size * last.step / max(steps, last.step)) * steps), total * steps)
-                on_progress((first + size) * steps, total * steps)  # the last step may change nothing
-            took = round((stats.seconds - seconds) / size, 6)
+        for sequences in run.batches(prompt, batch, on_progress, show):
+            size, took = len(sequences), round((stats.seconds - seconds) / len(sequences), 6)
             cost = {"calls": (stats.row_calls - calls) / size, "seconds": took}
-            for i, sequence in enumerate(samplers.final_sequences(last, part)):
-                yield sequence, first + i, cost
+            calls, seconds = stats.row_calls, stats.seconds
+            for sequence in sequences:
+                yield sequence, next(index), cost
 
 
 def _print_stats(run: "SamplingRun") -> None:

@@ -59,9 +59,13 @@ def load_corpora(
         column: The column of a table that holds the text.
         advice: What to type where the run's data is not found.
     """
+    if suite is None and len(datasets) > 1:
+        raise ValueError(f"dataset is {' and '.join(datasets)}; name one for a file, several only with --suite")
+    for name in datasets:
+        protocol.check_dataset(name)
     if suite is not None:
-        for name in suite_datasets(suite, protocol, datasets):
-            path = protocol.find_file(Path(data or "."), name)
+        names = suite_datasets(suite, protocol, datasets)
+        for name, path in [(name, protocol.find_file(Path(data or "."), name)) for name in names]:
             yield read_corpus(str(path), protocol, loaded, name, column, encoding)
     elif protocol.uses_validation_split:
         config = find_sources(loaded.config, loaded.folder)

@@ -29,8 +29,10 @@ MIN_PAIRS = 8
 """With fewer pairs nothing is fitted."""
 
 
-def check_draws(draws: int) -> None:
-    """Reject a number of draws per sequence that is not even."""
+def check_draws(draws: int | None) -> None:
+    """Reject a number of draws per sequence that is not even; None is the default."""
+    if draws is None:
+        return
     if draws < 2 or draws % 2:
         raise ValueError(f"draws is {draws}; they come in pairs, whose differences give the error: choose 2, 4, 6 …")
     check_count("draws", draws)

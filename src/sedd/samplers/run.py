@@ -1,7 +1,7 @@
 """Sampling runs: a model with its sampling settings, from noise to token sequences."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,6 +21,8 @@ from sedd.tokenizer import Ids
 
 if TYPE_CHECKING:
     from sedd.loading import LoadedModel
+
+OnProgress = Callable[[int, int], None]
 
 
 def default_sampler_name(model: Any) -> str:
@@ -105,13 +107,14 @@ class SamplingRun:
 
     def states(self, prompt: Prompt, first: int = 0) -> Iterator[State]:
         """Yield the states of one batch, from noise to data; a sample is a function of its index and the seed."""
+        start, stats = time.perf_counter(), self.stats
+        model = SamplingModel(self.model, fused=self.fused, stats=stats)
+        prompt = prompt.to(model.device)
         if prompt.given.device.type == "cpu":  # a GPU says itself that its memory is too small
             (rows, length), vocab_size = prompt.given.shape, self.model.process.vocab_size
             what = f"a batch of {rows} samples of {length:,} tokens with {vocab_size} probabilities each takes"
             check_memory(4 * rows * length * vocab_size, what, "choose a smaller batch or length")
-        start, stats = time.perf_counter(), self.stats
         indices = first + torch.arange(len(prompt.given), device=prompt.given.device)
-        model = SamplingModel(self.model, fused=self.fused, stats=stats)
         for state in self.sampler.trajectory(model, prompt, seed=self.settings.seed, steps=self.times, rows=indices):
             if state.x.device.type == "cpu":  # a GPU is waited for at the end alone
                 model.check_finite()
@@ -125,15 +128,38 @@ class SamplingRun:
         stats.expected_calls += len(networks(self.model)) * expected
         stats.seconds += time.perf_counter() - start
 
-    def sample(self, prompt: Prompt, batch: int = 64) -> list[GeneratedSequence]:
-        """Generate all rows of a prompt, ``batch`` at a time; the batch size changes no sample."""
+    def batches(
+        self,
+        prompt: Prompt,
+        batch: int,
+        on_progress: OnProgress = lambda done, total: None,
+        show: Callable[..., State] | None = None,
+    ) -> Iterator[list[GeneratedSequence]]:
+        """Yield the samples of a prompt, ``batch`` rows at a time; the batch size changes no sample.
+
+        Args:
+            on_progress: Is called with the row steps done and their total.
+            show: Consumes the states of a batch instead, given its prompt and ``first``, as `trace.watch_states` does.
+        """
         check_count("batch", batch)
-        sequences: list[GeneratedSequence] = []
-        for first in range(0, len(prompt.given), batch):
+        total, grid = len(prompt.given), len(self.times)
+        steps = grid - 1 if grid else max([1, *prompt.blank.sum(-1).tolist()])  # without a grid, one token per step
+        for first in range(0, total, batch):
             part = prompt.rows(slice(first, first + batch))
-            *_, last = self.states(part, first)
-            sequences += final_sequences(last, part)
-        return sequences
+            states, size = self.states(part, first), len(part.given)
+            if show is not None:
+                last = show(states, part, first=first)
+            else:
+                for last in states:
+                    on_progress(round((first + size * last.step / max(steps, last.step)) * steps), total * steps)
+                on_progress((first + size) * steps, total * steps)  # the last step may change nothing
+            yield final_sequences(last, part)
+
+    def sample(
+        self, prompt: Prompt, batch: int = 64, on_progress: OnProgress = lambda done, total: None
+    ) -> list[GeneratedSequence]:
+        """Generate all rows of a prompt, as `batches` yields them."""
+        return [sequence for sequences in self.batches(prompt, batch, on_progress) for sequence in sequences]
 
 
 def blank_prompt(loaded: "LoadedModel", count: int, length: int | None) -> Prompt:

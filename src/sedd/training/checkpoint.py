@@ -290,7 +290,7 @@ def find_model(folder: Path | str, weights: str = "ema") -> StoredModel:
     elif holds_model(path):
         warn(f"{path} has no {MANIFEST}, so only damage that leaves its weights unreadable or not finite is noticed")
     if not (path / "config.json").is_file() or not (path / f"{weights}.safetensors").is_file():
-        raise ValueError(_no_model(Path(folder)))
+        raise ValueError(no_model(Path(folder)))
     return read_stored_model(path)
 
 
@@ -319,7 +319,8 @@ def _warn_once(text: str) -> None:
         warn(text)
 
 
-def _no_model(folder: Path) -> str:
+def no_model(folder: Path) -> str:
+    """Return the message that a folder holds no model."""
     if (folder / "log.jsonl").is_file():
         return f"the run {folder} has no checkpoint yet; wait for its first, or set train.save_every lower"
     why = "" if folder.exists() else ": it does not exist"
@@ -357,20 +358,6 @@ def read_run_config(folder: Path) -> RunConfig:
         return RunConfig.from_dict(options)
     except ValueError as error:
         raise ValueError(f"{folder / CONFIG}: {error}") from None
-
-
-@retry_if_pruned
-def peek_model(folder: Path | str) -> StoredModel:
-    """Read the configuration of a model without checking its files, to reject a mistake before any work."""
-    folder = Path(folder)
-    candidates = list_checkpoints(folder / CHECKPOINTS) or [folder]
-    present = [path for path in candidates if (path / "config.json").is_file()]
-    if not present or not any((path / "ema.safetensors").is_file() for path in candidates):
-        raise ValueError(_no_model(folder))
-    for path in present:
-        with suppress(ValueError):
-            return read_stored_model(path)
-    return find_model(folder)  # which says what is wrong with its checkpoints
 
 
 def run_folder(path: Path) -> Path:

@@ -66,14 +66,8 @@ def generate_samples(
     on_progress: OnProgress,
 ) -> SampleSet:
     """Generate one sample for each row of the prompt; ``on_progress`` gets the row steps done and their total."""
-    samples: list[Sample] = []
-    count, length = prompt.given.shape
-    steps = len(sampling_run.times) - 1 if len(sampling_run.times) else length
-    for first in range(0, count, batch):
-        part = prompt.rows(slice(first, first + batch)).to(loaded.device)
-        for last in sampling_run.states(part, first):
-            on_progress(first * steps + len(part.given) * min(last.step, steps), count * steps)
-        samples += (Sample(loaded.tokenizer.decode(row.ids), row.ids) for row in samplers.final_sequences(last, part))
+    rows = sampling_run.sample(prompt, batch, on_progress)
+    samples, (count, length) = [Sample(loaded.tokenizer.decode(row.ids), row.ids) for row in rows], prompt.given.shape
     model = {"model": str(loaded.folder), "model_sha256": loaded.sha256}
     stats, facts = sampling_run.stats, sampling_run.describe() | {"length": length} | model
     return SampleSet(samples, source, stats.row_calls / count, stats.seconds / count, facts, loaded.config)
