@@ -60,7 +60,7 @@ def test_every_configuration_key_is_documented() -> None:
 def test_what_the_page_allows_is_allowed_and_nothing_else(pages: ModuleType) -> None:
     """Intervals and choices of a few keys, as their errors state them."""
     page = (REFERENCE / "configuration.md").read_text()
-    assert "| `model.depth` | integer, 1..1,024 | `6` |" in page
+    assert "| `model.depth` | integer, 1 to 1,024 | `6` |" in page
     assert "| `data.packing` | `packed`, `lines` | `packed` |" in page
     assert "| `noise.options.lo` | `geometric` | number, 0 < lo < hi |" in page
     assert "| `objective_options.steps` | `d3pm` | integer, at least 1 | `1000` |" in page
