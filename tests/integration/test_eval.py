@@ -355,7 +355,7 @@ def test_a_suite_is_one_table(sedd_in_process: Run, long_run: Path, benchmarks: 
         (["eval", "none", "TEXT"], "none holds no model"),
         (["eval", "RUN", "TEXT", "--protocol", "paper"], "protocol is 'paper'; choose one of strict"),
         (["eval", "RUN", "TEXT", "--protocol", "held-out"], "was trained on, so no part of it was held out"),
-        (["eval", "RUN", "--protocol", "strict"], "needs DATA"),
+        (["eval", "RUN", "--protocol", "strict"], "needs data"),
         (["eval", "RUN", "TEXT", "--protocol", "text8p"], "74,000,000 characters"),
         (["eval", "RUN", "FOREIGN"], "'Ж' at position 0 is not among"),
         (["eval", "RUN", "TEXT", "--draws", "3"], "draws is 3; they come in pairs"),

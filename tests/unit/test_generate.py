@@ -45,7 +45,7 @@ def test_invalid_templates_are_refused(text: str, refuses: Refuses) -> None:
 def test_the_gaps_of_a_template_together_fit_into_the_model(refuses: Refuses) -> None:
     """Before anything of their size is made; so do its texts with them."""
     assert template.parse_template("{5}a{3}", 8) == [5, "a", 3]
-    refuses(lambda: template.parse_template("{5}a{4}", 8), "9 tokens", "up to 8")
+    refuses(lambda: template.parse_template("{5}a{4}", 8), "9 tokens", "takes 8")
     refuses(lambda: template.parse_template("{16777216}" * 30), str(30 * 2**24))
     assert template.template_ids("{5}abc", BYTES, 8) == [-1] * 5 + [97, 98, 99]
     refuses(lambda: template.template_ids("{5}a{1}bc", BYTES, 8), "9 tokens", "up to 8")
