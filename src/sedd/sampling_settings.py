@@ -113,12 +113,7 @@ class SamplingSettings:
         if "," not in self.grid:
             check_choice("grid", self.grid, GRIDS.names)
         check_seed(self.seed)
-        if not 0 < self.temperature < math.inf:
-            raise ValueError(f"temperature is {self.temperature}; it must be above 0 (near 0 is the likeliest token)")
-        if not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p is {self.top_p}; it is a probability and must lie in (0, 1]")
-        if self.top_k is not None:
-            check_count("top_k", self.top_k, most=MAX_VOCABULARY)
+        check_warping(self.temperature, self.top_p, self.top_k)
         if not 0 <= self.guidance < math.inf:
             raise ValueError(f"guidance is {self.guidance}; it must be 0 or more, where 1 samples given the label")
         if self.label is None and self.guidance != 1:
@@ -129,6 +124,16 @@ class SamplingSettings:
         """Build settings from keyword arguments; those that are not fields are options of the sampler."""
         known = {name: values.pop(name) for name in SETTINGS if name in values}
         return SamplingSettings(**known, options=values)
+
+
+def check_warping(temperature: float, top_p: float, top_k: int | None) -> None:
+    """Reject a temperature, top-p or top-k that leaves nothing to draw."""
+    if not 0 < temperature < math.inf:
+        raise ValueError(f"temperature is {temperature}; it must be above 0 (near 0 is the likeliest token)")
+    if not 0 < top_p <= 1:
+        raise ValueError(f"top_p is {top_p}; it is a probability and must lie in (0, 1]")
+    if top_k is not None:
+        check_count("top_k", top_k, most=MAX_VOCABULARY)
 
 
 def check_length(length: int | None, longest: int) -> None:

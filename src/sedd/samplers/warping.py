@@ -9,9 +9,9 @@ from torch import Tensor
 
 from sedd.parameterization import PerRow
 from sedd.samplers.model import Hidden, TableAt, TokenAt, Wrapper, implied_probs_at, is_denoiser, log_score_at
+from sedd.sampling_settings import check_warping
 
-COLDEST = 1e-30
-"""Lower temperatures give the same distribution, but log p divided by them may exceed float32."""
+COLDEST = 1e-30  # lower temperatures give the same distribution, but log p divided by them may exceed float32
 
 
 @final
@@ -30,12 +30,7 @@ class Warping:
     top_k: int | None = None
 
     def __post_init__(self) -> None:
-        if not 0 < self.temperature < torch.inf:
-            raise ValueError(f"temperature is {self.temperature}; it must be above 0 (near 0: the likeliest token)")
-        if not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p is {self.top_p}; it is a share and must lie in (0, 1]")
-        if self.top_k is not None and self.top_k < 1:
-            raise ValueError(f"top_k is {self.top_k}; at least 1 token must be left to draw")
+        check_warping(self.temperature, self.top_p, self.top_k)
 
     def __call__(self, log_p: TableAt) -> TableAt:
         """Return log p^(1/temperature), limited to the top_k likeliest tokens and to the fewest that reach top_p."""
@@ -73,7 +68,6 @@ class Warped(Wrapper):
         self.is_denoiser = True  # its score follows from p(x_0 | x)
 
     def log_mean_at(self, hidden: Hidden, x_t: TokenAt, sigma: PerRow) -> TableAt:
-        """Return log p(x_0 | x_t), warped."""
         if is_denoiser(self.model):
             return self.warping(self.model.log_mean_at(hidden, x_t, sigma))
         return self.warping(implied_probs_at(self.model, hidden, x_t, sigma).log())
