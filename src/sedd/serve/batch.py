@@ -48,15 +48,12 @@ class SharedBatch:
     least: int = 1
     """Pad forward passes to this many rows and draw each row by itself, so that no shape depends on the other rows."""
     groups: dict[object, Group] = field(default_factory=dict)
-    stats: SamplingStats = field(default_factory=SamplingStats)
-    """Counts of network calls, and of their rows, in one advance; with guidance a sequence has two."""
+    stats: SamplingStats = field(default_factory=SamplingStats)  # of one advance; with guidance a row has two calls
     skipped: int = 0  # rows that needed no forward pass in the last advance
 
     @property
     def members(self) -> list[Item[Row]]:
         return [member for group in list(self.groups.values()) for member in group.members]
-
-    # Rows come and go --------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def add(self, member: Item[Row]) -> list[Edit]:
@@ -97,8 +94,6 @@ class SharedBatch:
                 del self.groups[key]
             elif len(kept) < len(group.members):
                 group.rows, group.members = group.rows.take(torch.tensor(kept)), [group.members[i] for i in kept]
-
-    # A step of every row -----------------------------------------------------------------------------------
 
     @torch.no_grad()
     def advance(self) -> list[tuple[Item[Row], Event]]:
@@ -215,13 +210,10 @@ def describe_edits(rows: Rows, row: int, y: Tensor, count: int) -> list[Edit]:
     p = p / p.sum(-1, keepdim=True)
     if not p.isfinite().all():
         raise FloatingPointError("probabilities are not finite")
-    entropy = torch.special.entr(p).sum(-1).tolist()
-    top = p.topk(min(count, p.shape[-1]), -1)
-    log_prob = p.gather(-1, y[at].clamp_max(p.shape[-1] - 1)[:, None]).log().squeeze(-1).tolist()
-    columns = zip(
-        at.tolist(), y[at].tolist(), entropy, log_prob, top.indices.tolist(), top.values.tolist(), strict=True
-    )
+    entropy, top = torch.special.entr(p).sum(-1), p.topk(min(count, p.shape[-1]), -1)
+    log_prob = p.gather(-1, y[at].clamp_max(p.shape[-1] - 1)[:, None]).log().squeeze(-1)
+    columns = at, y[at], entropy, log_prob, top.indices, top.values
     return [
         Edit(position, id, h, None if id >= p.shape[-1] else max(log, -1e4), list(zip(ids, values, strict=True)))
-        for position, id, h, log, ids, values in columns
+        for position, id, h, log, ids, values in zip(*(column.tolist() for column in columns), strict=True)
     ]
