@@ -145,7 +145,6 @@ class Bound:
 
     @property
     def bits_per_char(self) -> float:
-        """Bits per character of the text."""
         return self.nats / math.log(2) / len(self.text)
 
     def __str__(self) -> str:

@@ -16,8 +16,7 @@ from sedd.samplers.loop import STEP, GridSampler, Plan, Prompt, Rows, Sampler, T
 from sedd.samplers.model import NOT_FINITE, PerSample, Positions, RowStates, Sequences
 from sedd.schedule import corruption_probability
 
-LATER = 1e3
-"""Added to the uncertainty of what is revealed last; more than any entropy."""
+LATER = 1e3  # added to the uncertainty of what is revealed last; more than any entropy
 
 
 class ConfidenceSampler(Sampler, ABC):
@@ -39,7 +38,6 @@ class ConfidenceSampler(Sampler, ABC):
     """Token id of padding, which is revealed last; −1: none."""
 
     def check(self, model: Any) -> None:
-        """Require masks, and padding that is a token."""
         super().check(model)
         if not -1 <= self.pad < (size := model.process.vocab_size):
             raise ValueError(f"pad is {self.pad}; it is a token id, 0..{size - 1}, or -1 for none")
@@ -81,7 +79,6 @@ class Confident(ConfidenceSampler, GridSampler):
     pad: int = -1
 
     def uncertainty(self, p: Float[Tensor, "*s N"]) -> Float[Tensor, "*s"]:
-        """1 − max p."""
         return 1 - p.amax(-1)
 
     def masks_left(self, model: HasNoise, blanks: Int[Tensor, " b"], s: PerSample) -> Int[Tensor, " b"]:
@@ -96,11 +93,9 @@ class Confident(ConfidenceSampler, GridSampler):
         return masks & (rank < (masks.sum(-1) - left)[:, None])
 
     def needs_model(self, rows: Rows, t: PerSample, s: PerSample) -> Bool[Tensor, " b"]:
-        """Return the rows in which masks are to be revealed."""
         return rows.noisy(rows.x).sum(-1) > self.masks_left(rows, rows.free.sum(-1), s)
 
     def step(self, x: Sequences, t: PerSample, s: PerSample, rows: Rows) -> Sequences:
-        """Draw the most certain masks."""
         sigma, left = rows.schedule.sigma(t), self.masks_left(rows, rows.free.sum(-1), s)
         if not (rows.noisy(x).sum(-1) > left).any():
             return x
@@ -158,5 +153,4 @@ class EntropyBounded(ConfidenceSampler):
         return rows.model.draw_clean(hidden, x, sigma, chosen, rows.u)
 
     def expected_calls(self, model: HasNoise, times: Times, blanks: int) -> float:
-        """Return NaN: the number depends on the text."""
-        return math.nan if blanks else 0.0
+        return math.nan if blanks else 0.0  # the number depends on the text

@@ -30,16 +30,13 @@ class Gibbs(GridSampler):
     assumes: ClassVar[str] = "uniform or hybrid noise, or noise by frequency"
     sites: int = 1
     """Positions that are drawn again after each step."""
-
-    predictor: ClassVar[Tweedie] = Tweedie()
-    """The step that is corrected."""
+    predictor: ClassVar[Tweedie] = Tweedie()  # the step that is corrected
 
     def __post_init__(self) -> None:
         if self.sites < 1:
             raise ValueError(f"sites is {self.sites}; there must be at least 1 correction per step")
 
     def check(self, model: Any) -> None:
-        """Require noise under which every token may be wrong."""
         if model.process.only_masks:
             raise ValueError("sampler gibbs corrects tokens; under the model's noise only masks change: use remask")
 
@@ -48,7 +45,6 @@ class Gibbs(GridSampler):
         return float((1 + self.sites) * (len(times) - 2) + 1) if blanks else 0.0
 
     def step(self, x: Sequences, t: PerSample, s: PerSample, rows: Rows) -> Sequences:
-        """Draw the step and its corrections."""
         x = self.predictor.step(x, t, s, rows)
         sigma, row = rows.schedule.sigma(s), torch.arange(len(x), device=x.device)
         for k in range(self.sites):
@@ -93,7 +89,6 @@ class Remask(GridSampler):
             raise ValueError(f"t_on is {self.t_on} and t_off is {self.t_off}; they must satisfy 0 ≤ t_off < t_on ≤ 1")
 
     def check(self, model: Any) -> None:
-        """Require masks."""
         if not model.process.only_masks:
             raise ValueError("sampler remask masks tokens again; under the model's noise tokens change too: use gibbs")
 
@@ -123,11 +118,9 @@ class Remask(GridSampler):
         return u, masks & (u < revealed[:, None]), rows.free & ~masks & (u < remasked[:, None])
 
     def needs_model(self, rows: Rows, t: PerSample, s: PerSample) -> Bool[Tensor, " b"]:
-        """Return the rows in which a mask is revealed."""
         return self.changes(rows.x, t, s, rows)[1].any(-1)
 
     def step(self, x: Sequences, t: PerSample, s: PerSample, rows: Rows) -> Sequences:
-        """Mask some tokens and reveal some masks."""
         u, to_reveal, to_mask = self.changes(x, t, s, rows)
         y = draw_clean_tokens(x, rows.schedule.sigma(t), to_reveal, rows)
         return torch.where(to_mask, rows.process.prior_sample(u), y)

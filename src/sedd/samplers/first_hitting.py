@@ -125,7 +125,6 @@ class Ordered(PlannedSampler):
         return Plan(sigma, t, (group + 1).expand_as(sigma), event, rng(length, 0, STEP))
 
     def expected_calls(self, model: HasNoise, times: Times, blanks: int) -> float:
-        """Return one call per group."""
         return float(min(blanks, len(times) - 1) if len(times) else blanks)
 
 
@@ -151,7 +150,6 @@ class LeftToRight(PlannedSampler):
         return Plan(torch.zeros_like(left), left, step, event, rng(length))
 
     def advance(self, rows: Rows) -> Sequences:
-        """Draw the next token of each row."""
         x, hidden = rows.x.clone(), rows.hidden(rows.x, rows.now(rows.sigmas))
         for at, _ in rows.model.chunks(rows.events):
             p = rows.model.model.log_next_at(hidden[at]).exp()
@@ -159,5 +157,4 @@ class LeftToRight(PlannedSampler):
         return x
 
     def expected_calls(self, model: HasNoise, times: Times, blanks: int) -> float:
-        """Return one call per token."""
         return float(blanks)

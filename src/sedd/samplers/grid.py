@@ -25,8 +25,7 @@ class FactorizedSampler(GridSampler, ABC):
     """
 
     order: ClassVar[float] = 1.0  # positions that change in the same step are drawn independently of each other
-    uses_score: ClassVar[bool]
-    """Whether the weights are a function of the log-score, or of log p(x_0 | x)."""
+    uses_score: ClassVar[bool]  # whether the weights are a function of the log-score, or of log p(x_0 | x)
 
     @abstractmethod
     def weights(self, model: HasNoise, output: TableAt, x: TokenAt, t: PerRow, s: PerRow) -> TableAt:
@@ -40,7 +39,6 @@ class FactorizedSampler(GridSampler, ABC):
         """Return the same weights as an affine function of the scores."""
 
     def needs_model(self, rows: Rows, t: PerSample, s: PerSample) -> Bool[Tensor, " b"]:
-        """Return the rows with noise."""
         return rows.noisy(rows.x).any(-1)
 
     @final
@@ -79,7 +77,6 @@ class Tweedie(FactorizedSampler):
         return analytic_weights(model.process, output[:, None], x[:, None], sigma_t, sigma_s)[:, 0]
 
     def affine_weights(self, model: HasNoise, t: PerRow, s: PerRow) -> AffineWeights:
-        """[exp(−Δσ Q) s]_y · P_Δσ(x, y)."""
         return reverse.tweedie_weights(model.process, model.schedule.sigma(t) - model.schedule.sigma(s))
 
 
@@ -121,7 +118,6 @@ class Ancestral(FactorizedSampler):
     uses_score: ClassVar[bool] = False
 
     def check(self, model: Any) -> None:
-        """Require a denoiser."""
         if not is_denoiser(model):
             raise ValueError("sampler ancestral needs a denoiser (parameterization mean); of a score use tweedie")
 
@@ -131,7 +127,6 @@ class Ancestral(FactorizedSampler):
         return model.process.log_posterior(output[:, None], x[:, None], sigma_s, sigma_t)[:, 0].exp()
 
     def affine_weights(self, model: HasNoise, t: PerRow, s: PerRow) -> AffineWeights:
-        """Σ_{x_0} q(y | x, x_0)·p(x_0 | x)."""
         return reverse.posterior_weights(model.process, model.schedule.sigma(s), model.schedule.sigma(t))
 
 
@@ -162,7 +157,6 @@ class Theta(GridSampler):
             raise ValueError(f"theta is {self.theta}; it must lie between 0 and 1")
 
     def midpoint(self, t: PerSequence, s: PerSequence) -> PerSequence:
-        """ρ = t − θ(t − s)."""
         return t - self.theta * (t - s)
 
     def first_stage(self, model: HasNoise, log_score: PerState, x: Tokens, t: PerSequence, s: PerSequence) -> PerState:
@@ -183,11 +177,9 @@ class Theta(GridSampler):
         return alpha * normalize_probs(by_mid) - (alpha - 1) * normalize_probs(by_t)
 
     def needs_model(self, rows: Rows, t: PerSample, s: PerSample) -> Bool[Tensor, " b"]:
-        """Return the rows with noise."""
         return rows.noisy(rows.x).any(-1)
 
     def step(self, x: Sequences, t: PerSample, s: PerSample, rows: Rows) -> Sequences:
-        """Draw the sequences at ρ, then those at s."""
         model, middle = rows.model, x.clone()
         sigma_t, sigma_m = rows.schedule.sigma(t), rows.schedule.sigma(self.midpoint(t, s))
         hidden_t, u = rows.hidden(x, sigma_t), rows.uniforms(MIDPOINT)

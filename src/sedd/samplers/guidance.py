@@ -40,8 +40,7 @@ class Guided(Wrapper):
             raise ValueError(f"guidance is {weight}; it must be above 0, where 1 is the label's distribution")
         super().__init__(model, unconditional)
         self.weight = weight
-        self.is_denoiser = is_denoiser(model) and is_denoiser(unconditional)
-        """Whether both models are denoisers: then p(x_0 | x) is mixed, not the scores."""
+        self.is_denoiser = is_denoiser(model) and is_denoiser(unconditional)  # then p(x_0 | x) is mixed, not the scores
 
     def log_score_at(self, hidden: Hidden, x_t: TokenAt, sigma: PerRow) -> TableAt:
         """Return (1 − γ)·log s(x) + γ·log s(x | label), the score of p_t(x)^(1−γ)·p_t(x | label)^γ.

@@ -22,21 +22,16 @@ from sedd.schema import check_seed
 START, STEP, MIDPOINT, POSITION = range(4)
 """Events of `CounterRNG`: the initial noise, a step's draws, those of its first half, and the choice of positions."""
 
-Steps = int | Tensor | list[float] | None
-"""A time grid: a number of equal steps, or times that fall from 1 to 0, or None for no grid."""
-Times = Float[Tensor, " n"]
-"""The times of a grid, from 1 down to 0; empty: no grid."""
-Inputs = tuple[Sequences, PerSample, Positions | None]
-"""What a network reads: tokens, noise levels, and where there is no padding."""
+Steps = int | Tensor | list[float] | None  # a number of equal steps, times that fall from 1 to 0, or None: no grid
+Times = Float[Tensor, " n"]  # of a grid, from 1 down to 0; empty: no grid
+Inputs = tuple[Sequences, PerSample, Positions | None]  # tokens, noise levels, where no padding is
 
 
 class Prompt(NamedTuple):
     """Given tokens and positions to be filled, row by row."""
 
-    given: Sequences
-    """−1: to be filled; all other tokens stay as they are."""
-    valid: Positions | None = None
-    """False at padding after the end of a row; None: all rows have the same length."""
+    given: Sequences  # −1: to be filled; all other tokens stay as they are
+    valid: Positions | None = None  # False at padding after the end of a row; None: rows have the same length
     kept: Int[Tensor, " b"] | None = None
     """How many positions of each row, from the first, are its text; None: all. A mask may be given at the others."""
 
@@ -47,7 +42,6 @@ class Prompt(NamedTuple):
 
     @property
     def lengths(self) -> Int[Tensor, " b"]:
-        """The length of each row."""
         valid = torch.ones_like(self.blank) if self.valid is None else self.valid
         return valid.sum(-1)
 
@@ -57,12 +51,10 @@ class Prompt(NamedTuple):
         return self.lengths if self.kept is None else self.kept
 
     def to(self, device: torch.device | str) -> "Prompt":
-        """Move to a device."""
         valid = None if self.valid is None else self.valid.to(device)
         return Prompt(self.given.to(device), valid, None if self.kept is None else self.kept.to(device))
 
     def rows(self, index: slice | Tensor) -> "Prompt":
-        """Select rows."""
         valid = None if self.valid is None else self.valid[index]
         return Prompt(self.given[index], valid, None if self.kept is None else self.kept[index])
 
@@ -76,24 +68,19 @@ class State(NamedTuple):
     """A batch of sequences during a run."""
 
     x: Sequences
-    reveal_step: Int[Tensor, "b L"]
-    """The step at which each position last changed; 0: at the start."""
+    reveal_step: Int[Tensor, "b L"]  # the step at which each position last changed; 0: at the start
     step: int
 
 
 class Plan(NamedTuple):
     """The calls of the model for each row, drawn before the first one."""
 
-    sigma: Float[Tensor, "b n"]
-    """The noise level of each call."""
-    t: Float[Tensor, "b _"]
-    """The time at each call and, on a grid, after the last one."""
-    step: Int[Tensor, "b n"]
-    """The step of the time grid that stands for it, from 1."""
+    sigma: Float[Tensor, "b n"]  # the noise level of each call
+    t: Float[Tensor, "b _"]  # the time at each call and, on a grid, after the last one
+    step: Int[Tensor, "b n"]  # the step of the time grid that stands for it, from 1
     event: Int[Tensor, "b L"] | None = None
     """The call, from 0, that reveals each position, −1 where it is given; None: each call may change all positions."""
-    u: Float[Tensor, "b L 2"] | None = None
-    """The uniforms by which positions are revealed, each of them once."""
+    u: Float[Tensor, "b L 2"] | None = None  # the uniforms by which positions are revealed, each of them once
 
     @property
     def calls(self) -> Int[Tensor, " b"]:
@@ -114,10 +101,8 @@ class Rows:
     """
 
     event: Tensor
-    u: Tensor
-    """As in the plan, if it has events."""
-    place: Tensor
-    """Where each row of an offline run is in its state."""
+    u: Tensor  # both as in the plan, if it has events
+    place: Tensor  # where each row of an offline run is in its state
 
     def __init__(self, sampler: "Sampler", model: SamplingModel, prompt: Prompt, times: Times, rng: CounterRNG) -> None:
         self.sampler, self.model, device = sampler, model, model.device
@@ -126,21 +111,16 @@ class Rows:
         noise = model.process.prior_sample(rng(prompt.given.shape[-1], event=START)[..., 0])
         self.sigmas, self.times = plan.sigma.cpu(), plan.t.cpu()
         self.steps, self.calls = plan.step.cpu(), plan.calls.cpu()
-        self.done = torch.zeros_like(self.calls)
-        """The next call of each row: its place in the plan."""
+        self.done = torch.zeros_like(self.calls)  # the next call of each row: its place in the plan
         self.x = torch.where(prompt.blank, noise, prompt.given).to(device)
-        self.free = prompt.blank.to(device)
-        """True at positions that may change: those the prompt leaves open."""
+        self.free = prompt.blank.to(device)  # positions that may change: those the prompt leaves open
         self.valid = None if prompt.valid is None or sampler.is_causal else prompt.valid.to(device)
-        """False at padding."""
         self.seed, self.number = torch.as_tensor(rng.seed).expand(len(self.x)).to(device), rng.rows.to(device)
         if plan.event is not None and plan.u is not None:
             self.event, self.u = plan.event.cpu(), plan.u.to(device)
         self.seen = torch.full_like(self.x, -1)
-        self.states: Tensor | None = None
-        """The hidden states of ``seen``, whose rows are −1 where they are not known."""
-        self.is_next = False
-        """Whether the next call of `hidden` returns them."""
+        self.states: Tensor | None = None  # of ``seen``, whose rows are −1 where they are not known
+        self.is_next = False  # whether the next call of `hidden` returns them
 
     def take(self, index: Int[Tensor, " r"]) -> "Rows":
         """Return the rows at these indices, which are on the CPU."""
@@ -260,10 +240,8 @@ class Sampler(ABC):
     """The models for which `order` holds."""
     supports_infinite_steps: ClassVar[bool] = False
     """Whether it can do without a grid: it draws one position at a time, or as many as the network's output allows."""
-    reveals_masks: ClassVar[bool] = False
-    """Whether only masks may be noise."""
-    is_causal: ClassVar[bool] = False
-    """Whether the model reads only what comes before a position."""
+    reveals_masks: ClassVar[bool] = False  # whether only masks may be noise
+    is_causal: ClassVar[bool] = False  # whether the model reads only what comes before a position
 
     @final
     def sample(
@@ -305,10 +283,8 @@ class Sampler(ABC):
     def check(self, model: Any) -> None:
         """Raise ValueError for a model that this sampler cannot sample."""
         if self.reveals_masks and not model.process.only_masks:
-            raise ValueError(
-                "this sampler reveals masks, and under the model's noise tokens change too; use ancestral, tweedie, "
-                "euler, theta, gibbs"
-            )
+            advice = "use ancestral, tweedie, euler, theta, gibbs"
+            raise ValueError(f"this sampler reveals masks, and under the model's noise tokens change too; {advice}")
 
     @abstractmethod
     def plan(self, model: HasNoise, prompt: Prompt, times: Times, rng: CounterRNG) -> Plan:
@@ -336,10 +312,7 @@ class Sampler(ABC):
             return grid
         if self.supports_infinite_steps:
             return torch.zeros(0, dtype=torch.float64)
-        raise ValueError(
-            "steps is inf, which only the samplers first-hitting, ordered, entropy support; give a number, or choose "
-            "one of them"
-        )
+        raise ValueError("steps is inf; give a number, or choose first-hitting, ordered or entropy, which support it")
 
     @abstractmethod
     def expected_calls(self, model: HasNoise, times: Times, blanks: int) -> float:
@@ -371,18 +344,13 @@ class GridSampler(Sampler, ABC):
     sampler, subclass this, write `step`, and declare `order` and `assumes`; the options are dataclass fields.
     """
 
-    calls_per_step: ClassVar[int] = 1
-    """Calls of the model in each step but the last."""
+    calls_per_step: ClassVar[int] = 1  # calls of the model in each step but the last
 
     @abstractmethod
     def step(self, x: Sequences, t: PerSample, s: PerSample, rows: Rows) -> Sequences:
-        """Draw the sequences at time s, given those at time t > s; only positions in ``rows.free`` may change.
+        """Draw the sequences at time s, given ``x`` at time t > s; only positions in ``rows.free`` may change.
 
-        Args:
-            x: Sequences at time t.
-            t: The time of each row.
-            s: The earlier time to go to, of each row.
-            rows: What may change, the random numbers, and the model.
+        Each row has times of its own; ``rows`` holds the random numbers and the model, too.
         """
 
     def grid(self, times: Times) -> Times:
@@ -395,7 +363,6 @@ class GridSampler(Sampler, ABC):
 
     @final
     def plan(self, model: HasNoise, prompt: Prompt, times: Times, rng: CounterRNG) -> Plan:
-        """Call the model in every step of the grid."""
         grid, rows = self.grid(times), len(prompt.given)
         step = torch.arange(1, len(grid), device=grid.device)
         return Plan(model.schedule.sigma(grid[:-1]).expand(rows, -1), grid.expand(rows, -1), step.expand(rows, -1))
@@ -460,8 +427,6 @@ def as_prompt(given: int | Tensor | Prompt, length: int | None) -> Prompt:
     if length is not None:
         raise ValueError(f"length is {length}, and the prompt has a length of its own; leave length out")
     if prompt.given.dim() != 2 or prompt.given.dtype != torch.long:
-        raise ValueError(
-            f"the prompt has shape {tuple(prompt.given.shape)} and dtype {prompt.given.dtype}; pass int64 tokens of "
-            "shape (sequences, length), with −1 where a token is to be drawn"
-        )
+        found = f"shape {tuple(prompt.given.shape)} and dtype {prompt.given.dtype}"
+        raise ValueError(f"the prompt has {found}; pass int64 tokens of shape (sequences, length), with −1 to be drawn")
     return prompt

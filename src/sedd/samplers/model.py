@@ -62,8 +62,7 @@ class Wrapper(nn.Module, ABC):
     some positions. Each call of it first runs ``unconditional``, if given.
     """
 
-    is_denoiser: bool
-    """Whether it predicts the clean token, rather than by its score."""
+    is_denoiser: bool  # whether it predicts the clean token, rather than by its score
 
     def __init__(self, model: Any, unconditional: Any = None) -> None:
         super().__init__()
@@ -109,18 +108,12 @@ class SamplingStats:
     """Counts and time of a sampling run so far, summed over its batches."""
 
     samples: int = 0
-    tokens: int = 0
-    """Generated tokens; given ones are not counted."""
-    expected_calls: float = 0.0
-    """Expected number of network calls per sample, summed over samples; NaN where it is not known in advance."""
-    row_calls: int = 0
-    """Actual number of network calls per sample, summed over samples."""
-    batch_calls: int = 0
-    """Network calls, each for any number of samples."""
-    clamped: int | Tensor = 0
-    """Distributions with negative entries, which were clamped to 0; a tensor during a run."""
-    finite: bool | Tensor = True
-    """Whether no hidden state was NaN or inf, and all sums of p(x_0 | x) were finite; a tensor during a run."""
+    tokens: int = 0  # generated ones; given ones are not counted
+    expected_calls: float = 0.0  # of the network per sample, summed over samples; NaN where not known in advance
+    row_calls: int = 0  # calls of the network per sample, summed over samples
+    batch_calls: int = 0  # calls of the network, each for any number of samples
+    clamped: int | Tensor = 0  # distributions with negative entries, clamped to 0; a tensor during a run
+    finite: bool | Tensor = True  # whether all hidden states and sums of p(x_0 | x) were finite; a tensor during a run
     seconds: float = 0.0
 
 
@@ -137,20 +130,15 @@ class SamplingModel:
     def __init__(self, model: Any, *, fused: bool | None = None, stats: SamplingStats | None = None) -> None:
         for name in ("process", "schedule", "hidden"):
             if not hasattr(model, name):
-                raise TypeError(
-                    f"{type(model).__name__} is not a model, it has no {name}; pass MeanModel(network, process) or "
-                    "ScoreModel(network, process), not the network"
-                )
+                advice = "pass MeanModel(network, process) or ScoreModel(network, process), not the network"
+                raise TypeError(f"{type(model).__name__} is not a model, it has no {name}; {advice}")
         self.model, self.device, self.stats = model, device_of(model), stats or SamplingStats()
         self.process: Process = model.process
         self.schedule: Schedule = model.schedule
         fused = self.device.type == "cuda" and has_triton() if fused is None else fused
         self.fused = fused and self.process.has_fused_forms and isinstance(model, ScoreModel | MeanModel)
-        """Whether tokens are drawn from logits without a table of probabilities."""
-        self.cached = not model.depends_on_sigma
-        """Whether hidden states of rows that have not changed are used again."""
-        self.requires_finite = False
-        """Whether hidden states that are not finite raise FloatingPointError."""
+        self.cached = not model.depends_on_sigma  # whether hidden states of rows that have not changed are used again
+        self.requires_finite = False  # whether hidden states that are not finite raise FloatingPointError
 
     def hidden(self, x: Sequences, sigma: PerSample, valid: Positions | None = None) -> RowStates:
         """Return the hidden states; no rows are no call."""

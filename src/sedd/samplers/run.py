@@ -66,8 +66,7 @@ class GeneratedSequence(NamedTuple):
     """The token ids of a sample, and when each was revealed."""
 
     ids: list[int]
-    reveal_step: list[int]
-    """The step at which each token took its value; 0 for a given token."""
+    reveal_step: list[int]  # the step at which each token took its value; 0 for a given token
 
 
 class SamplingRun:

@@ -14,8 +14,7 @@ from sedd.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from sedd.loading import LoadedModel
 
-_PARTS = re.compile(r"((?:[^{}]++|\{\{|\}\})++)|(\{[^{}]*\}|[{}])")
-"""A text, in which braces are doubled; or a gap, or a brace that belongs to nothing."""
+_PARTS = re.compile(r"((?:[^{}]++|\{\{|\}\})++)|(\{[^{}]*\}|[{}])")  # a text (braces doubled), or a gap or stray brace
 _DIGITS = 18  # of a gap at most: Python does not parse numbers of thousands of digits
 
 
@@ -31,10 +30,8 @@ def parse_template(template: str, longest: int = MAX_SAMPLES) -> list[str | int]
         part: str | int = text and text.replace("{{", "{").replace("}}", "}")
         if not text:
             if not ((digits := gap[1:-1]).isdecimal() and len(digits) <= _DIGITS and int(digits)):
-                raise ValueError(
-                    f"the template holds {gap[:80]!r}; a gap is a number of tokens in braces, as in {{8}}, and a brace "
-                    "itself is written twice"
-                )
+                advice = "a gap is a number of tokens in braces, as in {8}, and a brace itself is written twice"
+                raise ValueError(f"the template holds {gap[:80]!r}; {advice}")
             part = int(digits)
             check_count("a gap of the template", part, most=MAX_SAMPLES)
             total += part
