@@ -208,8 +208,7 @@ class Model:
 
         Args:
             templates: Texts with gaps: ``The {8} sat.`` has a gap of eight tokens.
-            count: Number of texts per template.
-            batch: As for `sample`, like the settings.
+            count: Number of texts per template; ``batch`` and the settings are as for `sample`.
         """
         check_count("count", count, most=MAX_SAMPLES)
         repeated = [text for text in _as_list(templates, "template") for _ in range(count)]

@@ -142,8 +142,7 @@ def check_length(length: int | None, longest: int) -> None:
         raise ValueError(f"length is {length}; this model generates 1 to {longest} tokens")
 
 
-SETTINGS = {f.name: f for f in fields(SamplingSettings) if "help" in f.metadata}
-"""The fields with a help text and a parser: all but ``options``."""
+SETTINGS = {f.name: f for f in fields(SamplingSettings) if "help" in f.metadata}  # all but ``options``
 
 
 def parse_options(texts: list[str] | None) -> dict[str, int | float | str]:

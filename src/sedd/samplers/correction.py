@@ -41,7 +41,6 @@ class Gibbs(GridSampler):
             raise ValueError("sampler gibbs corrects tokens; under the model's noise only masks change: use remask")
 
     def expected_calls(self, model: HasNoise, times: Times, blanks: int) -> float:
-        """Return 1 + ``sites`` calls in each step and one in the last."""
         return float((1 + self.sites) * (len(times) - 2) + 1) if blanks else 0.0
 
     def step(self, x: Sequences, t: PerSample, s: PerSample, rows: Rows) -> Sequences:

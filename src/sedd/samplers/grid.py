@@ -29,10 +29,7 @@ class FactorizedSampler(GridSampler, ABC):
 
     @abstractmethod
     def weights(self, model: HasNoise, output: TableAt, x: TokenAt, t: PerRow, s: PerRow) -> TableAt:
-        """Return the unnormalised probabilities of every state at time s; the caller clamps entries below 0.
-
-        ``output`` is the log-score or log p(x_0 | x) at time t, by `uses_score`.
-        """
+        """Return unnormalised probabilities of the states at time s, by the log-score or log p(x_0 | x) at time t."""
 
     @abstractmethod
     def affine_weights(self, model: HasNoise, t: PerRow, s: PerRow) -> AffineWeights:
@@ -98,7 +95,6 @@ class Euler(FactorizedSampler):
         return jump.scatter(-1, x[:, None], 1 - jump.sum(-1, keepdim=True))
 
     def affine_weights(self, model: HasNoise, t: PerRow, s: PerRow) -> AffineWeights:
-        """(t − s)·σ'(t)·Q(x, y)·s_y for y ≠ x, and 1 minus their sum for y = x."""
         rate = (t - s) * model.schedule.rate(t) * reverse.incoming_rate(model.process)
         return AffineWeights(rate, torch.ones_like(rate), -rate)
 

@@ -375,7 +375,6 @@ class GridSampler(Sampler, ABC):
 
     @final
     def advance(self, rows: Rows) -> Sequences:
-        """Draw the next step of every row."""
         x, last = rows.x, rows.is_last
         if not last.any():
             return self.step(x, rows.now(rows.times), rows.now(rows.times, 1), rows)
@@ -387,7 +386,6 @@ class GridSampler(Sampler, ABC):
         return x
 
     def expected_calls(self, model: HasNoise, times: Times, blanks: int) -> float:
-        """Return `calls_per_step` for each step and one for the last."""
         return float(self.calls_per_step * (len(times) - 2) + 1) if blanks else 0.0
 
 

@@ -88,12 +88,10 @@ class Wrapper(nn.Module, ABC):
         """Return log p(x_0 | x_t) at k positions."""
 
     def forward(self, x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b L n"]:
-        """Return the log-score at every position."""
         return self._everywhere(self.log_score_at, x_t, sigma)
 
     @final
     def log_mean(self, x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b L N"]:
-        """Return log p(x_0 | x_t) at every position."""
         return self._everywhere(self.log_mean_at, x_t, sigma)
 
     def _everywhere(self, function_at: Callable[..., Tensor], x_t: Tensor, sigma: Tensor) -> Tensor:

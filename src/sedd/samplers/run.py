@@ -75,7 +75,6 @@ class SamplingRun:
     Args:
         model: A model, `exact.Score`, or a wrapper of one.
         settings: How to sample. The label and guidance are those of `of`, which binds them to the model.
-        fused: As for `SamplingModel`.
     """
 
     def __init__(self, model: Any, settings: SamplingSettings, fused: bool | None = None) -> None:
@@ -169,7 +168,6 @@ def blank_prompt(loaded: "LoadedModel", count: int, length: int | None) -> Promp
 
 
 def final_sequences(last: State, prompt: Prompt) -> list[GeneratedSequence]:
-    """Return the texts of a final state."""
     sequences = []
     for x, step, length in zip(last.x.tolist(), last.reveal_step.tolist(), prompt.text_lengths.tolist(), strict=True):
         sequences.append(GeneratedSequence(x[:length], step[:length]))

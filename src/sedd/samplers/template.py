@@ -84,13 +84,10 @@ def build_prompt(rows: list[list[int]], loaded: "LoadedModel") -> Prompt:
 
 
 def prompt_from_ids(rows: list[list[int]], width: int | None = None, pad: int = 0, unknown: int = -1) -> Prompt:
-    """Build a prompt from rows of token ids, in which −1 is to be filled.
+    """Build a prompt from rows of token ids, in which −1 is to be filled; lengths may differ.
 
-    Args:
-        rows: Token ids; lengths may differ.
-        width: Pad rows to this many tokens, all of them given; None: what follows shorter rows is not read.
-        pad: The padding token of a model trained on padded records.
-        unknown: What rows that end in a gap are continued by instead of padding: the mask, or −1, to be filled.
+    Without ``width``, what follows shorter rows is not read. Else rows are continued to ``width`` tokens: by ``pad``,
+    which is given, or after a gap at their end by ``unknown``, the mask or −1.
     """
     lengths = torch.tensor([len(row) for row in rows])
     length = max((len(row) for row in rows), default=0)

@@ -85,10 +85,8 @@ class Warped(Wrapper):
         return torch.cat([log_mean + log_score[..., :-1].logsumexp(-1, keepdim=True), log_score[..., -1:]], -1)
 
     def log_next_at(self, hidden: Hidden) -> TableAt:
-        """Return the log-probabilities of the next token of an autoregressive model, warped."""
         return self.warping(self.model.log_next_at(hidden))
 
     def log_next(self, x_0: Int[Tensor, "*b L"]) -> Float[Tensor, "*b L N"]:
-        """Return the log-probabilities of the next token at every position, warped."""
         log_p: Tensor = self.model.log_next(x_0)
         return self.warping(log_p.flatten(0, -2)).view(log_p.shape)

@@ -198,10 +198,7 @@ def failure_of(error: Exception) -> Failed:
 
 
 def describe_edits(rows: Rows, row: int, y: Tensor, count: int) -> list[Edit]:
-    """Return the tokens that a step has changed with entropy, log-probability and the most probable tokens.
-
-    The rows are those at the start of the step; ``y`` are the tokens of one of them now.
-    """
+    """Return what a step changed in one of ``rows``, its tokens now ``y``, with entropies and alternatives."""
     x, at = rows.x[row], (rows.x[row] != y).nonzero().squeeze(-1)
     if not len(at) or rows.states is None or not torch.equal(rows.seen[row], x):
         return []
