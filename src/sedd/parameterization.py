@@ -8,7 +8,7 @@ the last returns log-scores, ``log_score = model(x_t, sigma)``, with 0 at y = x_
 
 import copy
 from abc import ABC
-from typing import Any, ClassVar, Literal, Protocol, Self, final, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, final, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -93,7 +93,7 @@ class DiscreteModel(nn.Module, ABC):
         label: Int[Tensor, "*b"] | None = None,
         valid: Bool[Tensor, "*b L"] | None = None,
         context: Int[Tensor, " c"] | None = None,
-    ) -> Self:
+    ) -> "DiscreteModel":
         """Return this model, given a label, a padding mask or a context; what is None stays as it is.
 
         Under absorbing noise a model with a context is the model of what follows, given the context: an unmasked token

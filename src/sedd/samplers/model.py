@@ -20,12 +20,12 @@ from sedd.schedule import Schedule
 
 Hidden = Float[Tensor, "k h"]  # hidden states at k positions
 TokenAt = Int[Tensor, " k"]  # the tokens there
-TableAt = Float[Tensor, "k n"]  # one number for each state or token there
+TableAt = Float[Tensor, "k _"]  # one number for each state or token there
 Uniforms = Float[Tensor, "*s 2"]  # two for each position: by the first it changes, by the second to what
 Sequences = Int[Tensor, "b L"]  # the tokens of b rows
 Positions = Bool[Tensor, "b L"]  # a choice of positions in them
 PerSample = Float[Tensor, " b"]  # the time or the noise level of each row
-RowStates = Float[Tensor, "b _ h"]  # the hidden states of b rows
+RowStates = Float[Tensor, "_ _ h"]  # the hidden states of some rows
 
 NOT_FINITE = (
     "the network's output is not finite, or beyond the range of floating point, so that nothing can be drawn from it; "

@@ -245,7 +245,7 @@ class BudgetConfig(_Section):
     """Minutes of training by the wall clock; evaluation and saving are counted apart."""
 
     @property
-    def limits(self) -> dict[str, float]:
+    def limits(self) -> dict[str, int | float]:
         """The limits by name."""
         return {name: limit for name, limit in vars(self).items() if limit}
 
