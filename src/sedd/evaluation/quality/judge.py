@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Real
 from numpy.typing import ArrayLike
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
@@ -14,7 +14,7 @@ from sedd.likelihood.estimate import OnProgress
 from sedd.likelihood.precision_check import FIRST, PrecisionCheck, check_precision
 from sedd.tokenizer import Ids
 
-Floats = Float[np.ndarray, " n"]
+Numbers = Real[np.ndarray, " n"]
 
 
 class Judge(ABC):
@@ -50,7 +50,7 @@ class Judge(ABC):
         """Return the hidden state at the last token of each row."""
 
 
-def count_tokens(judge: Judge, rows: Sequence[Ids]) -> Floats:
+def count_tokens(judge: Judge, rows: Sequence[Ids]) -> Numbers:
     """Return the number of tokens of each row that are counted."""
     return np.array([len(row) - judge.skips_first_token for row in rows], dtype=float)
 
@@ -58,7 +58,7 @@ def count_tokens(judge: Judge, rows: Sequence[Ids]) -> Floats:
 @torch.no_grad()
 def score_samples(
     judge: Judge, rows: Sequence[Ids], batch: int = 8, on_progress: OnProgress = lambda done, total: None
-) -> Floats:
+) -> Numbers:
     """Return −log p of each row in nats; up to rounding it does not depend on the other rows or the batch size."""
     nats, done = np.zeros(len(rows)), 0
     for indices, x, valid in _padded_batches(rows, batch):
@@ -69,7 +69,7 @@ def score_samples(
 
 def score_in_low_precision(
     judge: Judge, rows: Sequence[Ids], batch: int, on_progress: OnProgress
-) -> tuple[Floats, PrecisionCheck | None]:
+) -> tuple[Numbers, PrecisionCheck | None]:
     """Return −log p of each row in low precision if the difference is negligible, else as `score_samples` does.
 
     Negligible is less than a tenth of the standard error of the mean over samples, in nats per token.

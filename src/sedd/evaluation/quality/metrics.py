@@ -9,7 +9,7 @@ from typing import Any, final
 
 import numpy as np
 
-from sedd.evaluation.quality.judge import Floats, Judge, extract_features
+from sedd.evaluation.quality.judge import Numbers, Judge, extract_features
 from sedd.evaluation.quality.samples import SampleSet, encode_for_judge
 from sedd.extras import install_hint
 from sedd.tokenizer import Ids
@@ -18,7 +18,7 @@ MeanWithError = tuple[float, float | None]
 """A mean over samples and its standard error, None of a single sample."""
 
 
-def compute_metrics(rows: Sequence[Ids], nats: Floats, counts: Floats) -> dict[str, Any]:
+def compute_metrics(rows: Sequence[Ids], nats: Numbers, counts: Numbers) -> dict[str, Any]:
     """Compute all metrics of samples that cost ``nats`` over ``counts`` tokens: the fields of a result, not rounded.
 
     No other function returns a generative perplexity, and this one always returns an entropy too: repetitive text has a
@@ -64,12 +64,12 @@ def distinct_ngrams(rows: Sequence[Ids], n: int) -> float | None:
     return len(set(found)) / len(found) if found else None
 
 
-def _mean(values: Floats) -> MeanWithError:
+def _mean(values: Numbers) -> MeanWithError:
     n = len(values)
     return float(values.mean()), float(values.std(ddof=1) / n**0.5) if n > 1 else None
 
 
-def _exp_of_ratio(nats: Floats, counts: Floats) -> MeanWithError:
+def _exp_of_ratio(nats: Numbers, counts: Numbers) -> MeanWithError:
     """Return exp(r), r = Σ nats/Σ tokens, with the standard error from the residuals nats − r·tokens (delta method)."""
     n, ratio = len(nats), nats.sum() / counts.sum()
     value, residuals = float(np.exp(ratio)), nats - ratio * counts
