@@ -82,13 +82,6 @@ class Plan(NamedTuple):
     """The call, from 0, that reveals each position, −1 where it is given; None: each call may change all positions."""
     u: Float[Tensor, "b L 2"] | None = None  # the uniforms by which positions are revealed, each of them once
 
-    @property
-    def calls(self) -> Int[Tensor, " b"]:
-        """How often the model is called for each row."""
-        if self.event is None:
-            return torch.full_like(self.step[:, 0], self.step.shape[-1])
-        return self.event.amax(-1) + 1
-
 
 class Rows:
     """Sequences that one sampler draws with one model, each at a call of its own: rows may come and go between calls.
@@ -110,7 +103,8 @@ class Rows:
         plan = sampler.plan(model, prompt, times, rng)
         noise = model.process.prior_sample(rng(prompt.given.shape[-1], event=START)[..., 0])
         self.sigmas, self.times = plan.sigma.cpu(), plan.t.cpu()
-        self.steps, self.calls = plan.step.cpu(), plan.calls.cpu()
+        last = torch.full_like(plan.step[:, 0], plan.step.shape[-1] - 1) if plan.event is None else plan.event.amax(-1)
+        self.steps, self.calls = plan.step.cpu(), last.cpu() + 1
         self.done = torch.zeros_like(self.calls)  # the next call of each row: its place in the plan
         self.x = torch.where(prompt.blank, noise, prompt.given).to(device)
         self.free = prompt.blank.to(device)  # positions that may change: those the prompt leaves open

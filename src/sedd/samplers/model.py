@@ -130,7 +130,10 @@ class SamplingModel:
             if not hasattr(model, name):
                 advice = "pass MeanModel(network, process) or ScoreModel(network, process), not the network"
                 raise TypeError(f"{type(model).__name__} is not a model, it has no {name}; {advice}")
-        self.model, self.device, self.stats = model, device_of(model), stats or SamplingStats()
+        self.model, self.stats = model, stats or SamplingStats()
+        on_cpu = not isinstance(model, nn.Module) or OffloadedNetwork in map(type, model.modules())
+        weight = None if on_cpu else next(model.parameters(), None)
+        self.device = torch.device("cpu") if weight is None else weight.device  # of tokens
         self.process: Process = model.process
         self.schedule: Schedule = model.schedule
         fused = self.device.type == "cuda" and has_triton() if fused is None else fused
@@ -211,11 +214,3 @@ class SamplingModel:
         """Raise ValueError if an output was not finite, or if positions of ``x`` are masks at the end."""
         if not self.stats.finite or (x is not None and (x >= self.process.vocab_size).any()):
             raise ValueError(NOT_FINITE)
-
-
-def device_of(model: Any) -> torch.device:
-    """Return the device of a model's tokens: that of its weights, or the CPU where it has none or is offloaded."""
-    if not isinstance(model, nn.Module) or OffloadedNetwork in map(type, model.modules()):
-        return torch.device("cpu")
-    weight = next(model.parameters(), None)
-    return torch.device("cpu") if weight is None else weight.device

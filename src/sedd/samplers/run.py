@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -157,7 +158,7 @@ class SamplingRun:
         self, prompt: Prompt, batch: int = 64, on_progress: OnProgress = lambda done, total: None
     ) -> list[GeneratedSequence]:
         """Generate all rows of a prompt, as `batches` yields them."""
-        return [sequence for sequences in self.batches(prompt, batch, on_progress) for sequence in sequences]
+        return list(chain.from_iterable(self.batches(prompt, batch, on_progress)))
 
 
 def blank_prompt(loaded: "LoadedModel", count: int, length: int | None) -> Prompt:
