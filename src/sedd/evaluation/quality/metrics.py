@@ -9,7 +9,7 @@ from typing import Any, final
 
 import numpy as np
 
-from sedd.evaluation.quality.judge import Numbers, Judge, extract_features
+from sedd.evaluation.quality.judge import Judge, Numbers, extract_features
 from sedd.evaluation.quality.samples import SampleSet, encode_for_judge
 from sedd.extras import install_hint
 from sedd.tokenizer import Ids
