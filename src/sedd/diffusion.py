@@ -91,8 +91,6 @@ class Diffusion(nn.Module):
         """The device of the parameters."""
         return next((p.device for p in self.parameters()), torch.device("cpu"))
 
-    # Training ----------------------------------------------------------------------------------------------
-
     def loss(
         self,
         x_0: Int[Tensor, "b L"],
@@ -123,8 +121,6 @@ class Diffusion(nn.Module):
     def forward(self, x_0: Int[Tensor, "b L"], **options: Any) -> Float[Tensor, ""]:
         """Return `loss`, so that DDP and other wrappers of a module train it."""
         return self.loss(x_0, **options)
-
-    # Sampling ----------------------------------------------------------------------------------------------
 
     def sample(
         self, count: int, length: int | None = None, *, seed: int | None = None, **options: Any

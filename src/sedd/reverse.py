@@ -49,9 +49,6 @@ def denoising_table(model: Any, process: Process, x: Tokens, sigma: PerSequence)
     return pad(p, (0, process.num_states - process.vocab_size))
 
 
-# Fused forms: of the two processes whose ratios take two values, absorbing and uniform noise -------------------
-
-
 def incoming_rate(process: Process) -> float:
     """Q(x_t, y), the rate from y ≠ x_t into a noisy x_t: 1 into the mask, 1/N into a token."""
     return 1.0 if process.only_masks else 1 / process.vocab_size

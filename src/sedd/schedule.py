@@ -167,9 +167,6 @@ class Polynomial(Schedule):
         return -torch.expm1(self.power * torch.log(t)) + self.eps * t**self.power  # 1 − t^power, precise at 1
 
 
-# Training times --------------------------------------------------------------------------------------------
-
-
 class Times(NamedTuple):
     """Sampled times and their importance weights 1/density: E[weight · f(t)] = ∫ f(t) dt."""
 

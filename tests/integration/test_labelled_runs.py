@@ -136,7 +136,7 @@ def test_refusals(sedd: Sedd, table: Path, runs: Path, corpus: Path, tmp_path: P
     ok(sedd("sample", causal, "--label", "up", "-n", 1))
     refused(sedd("sample", causal, "--label", "up", "--guidance", 2), "an autoregressive model has none")
     packed = ["--packing", "packed"]
-    refused(sedd("train", table, "--label", "mood", *packed, "--out", tmp_path / "a"), "packed", "data.packing=lines")
+    refused(sedd("train", table, "--label", "mood", *packed, "--out", tmp_path / "a"), "data.packing=lines")
     refused(sedd("train", table, *TINY, "--label", "tone", "--out", tmp_path / "a"), "label is 'tone'", "text, mood")
     refused(sedd("train", corpus, *TINY, "--out", tmp_path / "a"), "has no columns")
     ok(sedd("data", "prepare", table, "--packing", "lines", "--out", tmp_path / "shards", "--tokenizer", "chars"))

@@ -48,8 +48,8 @@ def test_a_missing_tracker_is_refused_at_once(sedd: Sedd, tmp_path: Path) -> Non
 
 
 def test_devices_are_checked(sedd: Sedd, tmp_path: Path) -> None:
-    """By every command that computes, before it looks at anything else."""
-    for words in (["train", "x"], ["plan", "x"], ["sample", "x"], ["infill", "x"], ["trace", "x"], ["eval", "x"]):
+    """By every command that computes, before any work."""
+    for words in (["train", "x"], ["plan", "x"], ["sample"], ["infill", "{8}"], ["trace", "{8}"], ["eval", "x"]):
         assert "device is 'tpu'; choose one of cpu, cuda" in sedd(*words, "--device", "tpu").stderr
     for words in (["score", "x"], ["compare", "x"], ["quality", "x"], ["report", "x"]):
         assert "device is 'tpu'; choose one of cpu, cuda" in sedd(*words, "--device", "tpu").stderr

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from sedd.loading import LoadedModel
     from sedd.samplers import GeneratedSequence, Prompt, SamplingRun
 
-# Settings of sampling --------------------------------------------------------------------------------------
-
 
 def _sampling_options() -> Iterator[Parameter]:
     """Yield an option per field of `SamplingSettings`, and --option for the fields of its sampler."""
@@ -54,9 +52,6 @@ def sampling_settings(settings: dict[str, Any]) -> SamplingSettings:
     values = {**settings, "steps": parse_steps(settings["steps"]), "options": parse_options(settings["option"])}
     del values["option"]
     return SamplingSettings(**values)
-
-
-# Generation ------------------------------------------------------------------------------------------------
 
 
 @sampling_options
@@ -186,9 +181,6 @@ def _print_stats(run: "SamplingRun") -> None:
 def _split(model: str | None, templates: list[str] | None) -> tuple[Path, list[str]]:
     what = "a template with a gap, as in 'The {8} sat.'"
     return root.split_model(model, templates or (), what, lambda text: "{" in text)
-
-
-# Commands --------------------------------------------------------------------------------------------------
 
 
 @root.command()

@@ -192,7 +192,7 @@ class TokenBlocks:
         self._labels = np.fromfile(folder / LABELS, "<u2") if self.labels else None
         packed = index.packing == "packed"
         total = index.tokens // self.length if packed else index.records
-        self._first, self._count, self._total = 0, total, total
+        self._split, self._first, self._count, self._total = split, 0, total, total
         if split == "all" and total >= 1:
             return
         if total < 2:
@@ -241,12 +241,13 @@ class TokenBlocks:
     def _split_text(self) -> Int[np.ndarray, " 3"]:
         """Tokens of the split that count in the loss, and the characters and bytes that they encode.
 
-        Only the other blocks are decoded, which are few for training: the index holds the counts of all text.
+        Only held-out blocks are decoded: the index holds the counts of all text, and training is the difference.
         """
+        if self._split == "validation":
+            return self._count_text(np.arange(self._first, self._total))
         tokens = self.index.records * self.length if self.index.pad == "model" else self.index.tokens
         counts = np.array([tokens, self.index.characters, self.index.bytes])
-        others = np.concatenate([np.arange(self._first), np.arange(self._first + self._count, self._total)])
-        return np.asarray(counts - self._count_text(others))
+        return np.asarray(counts - self._count_text(np.arange(self._count, self._total)))
 
     def _count_text(self, numbers: Int[np.ndarray, " n"]) -> Int[np.ndarray, " 3"]:
         """Count the tokens of blocks that count in the loss, and the characters and bytes that they decode to."""

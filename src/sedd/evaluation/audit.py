@@ -105,9 +105,6 @@ def load_function(path: Path, name: str) -> Callable[..., Any]:
     return functions[name]
 
 
-# The comparison --------------------------------------------------------------------------------------------
-
-
 def _audit(loss: ObjectiveLoss | FunctionLoss, process: str) -> AuditResult:
     failures: list[ValueError] = []  # raised only without a counter-example, which is final whatever other cases do
     cases: list[tuple[Subject, Schedule]] = []

@@ -68,9 +68,6 @@ def run_record(run: Path, loaded: LoadedModel, state: Mapping[str, Any], record:
     }
 
 
-# Differences between runs -----------------------------------------------------------------------------------
-
-
 def _settings(config: RunConfig) -> dict[str, str]:
     """Return what weights depend on, but for the seed, by configuration key."""
     found = {**config.by_key(), "model.time_conditioning": config.time_conditioning}
@@ -107,9 +104,6 @@ def seed_means(records: Sequence[dict[str, Any]], configs: Sequence[RunConfig]) 
         runs = ", ".join(record["run"] for record in group)
         means.append(mean | {"run": f"{runs}: mean ± deviation of n = {len(group)} seeds"})
     return means
-
-
-# Table and plot --------------------------------------------------------------------------------------------
 
 
 def write_comparison(

@@ -85,8 +85,6 @@ class SeddLM(LM):
             "model_parameters": sum(p.numel() for p in self.loaded.network.parameters()),
         }
 
-    # The harness's interface -------------------------------------------------------------------------------
-
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         """Return, for each (context, continuation), log p(continuation | context) and whether it is greedy decoding."""
         return self._respond("loglikelihood", requests, self._continuation, disable_tqdm)
@@ -112,8 +110,6 @@ class SeddLM(LM):
             responses.append(respond(*request.args))
             self.cache_hook.add_partial(kind, request.args, responses[-1])
         return responses
-
-    # Responses ---------------------------------------------------------------------------------------------
 
     def _continuation(self, context: str, continuation: str) -> tuple[float, bool]:
         given, rest = encode_continuation(context, continuation, self.loaded)

@@ -62,9 +62,6 @@ def report_samples(history: RunHistory, count: int, seed: int, device: str | Non
     return [loaded.tokenizer.decode(row.ids) for row in rows], origin
 
 
-# Figures ---------------------------------------------------------------------------------------------------
-
-
 def having(records: Records, name: str) -> Records:
     """Return the records that have a field."""
     return [record for record in records if name in record]
@@ -144,9 +141,6 @@ def plot_loss_by_time(records: Records) -> Figure:
     ax.set_ylim(bottom=0)
     ax.legend()
     return figure
-
-
-# The page --------------------------------------------------------------------------------------------------
 
 
 def render_report(history: RunHistory, texts: Sequence[str], origin: str) -> str:

@@ -89,9 +89,6 @@ def _last_step(model: Any, p: Tensor, blank: Tensor, t: Tensor) -> Tensor:
     return propagate_free(p, _denoised(model, x, model.schedule.sigma(t)), noisy)
 
 
-# Grid samplers ---------------------------------------------------------------------------------------------
-
-
 def transition_table(
     sampler: FactorizedSampler, model: Any, x: Int[Tensor, "*b L"], t: Float[Tensor, "*b"], s: Float[Tensor, "*b"]
 ) -> Float[Tensor, "*b L n"]:
@@ -156,9 +153,6 @@ def _confident(sampler: Confident, model: Any, p: Tensor, blank: Tensor, t: Tens
     x, masks = _noisy(model, blank)
     table, left = _denoised(model, x, model.schedule.sigma(t)), sampler.masks_left(model, blank.sum().expand(len(x)), s)
     return propagate_free(p, table, sampler.choose(_mask_uncertainty(sampler, model, table, masks), left))
-
-
-# Other samplers --------------------------------------------------------------------------------------------
 
 
 @sample_distribution.register

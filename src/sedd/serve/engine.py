@@ -47,8 +47,6 @@ class Engine:
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
-    # Called from any thread --------------------------------------------------------------------------------
-
     def start(self) -> None:
         self._thread.start()
 
@@ -112,8 +110,6 @@ class Engine:
             retry_after = str(max(1, min(60, math.ceil(max(rest, left)))))
             message = f"the server is busy; try again in {retry_after} s"
             raise RequestError("overloaded", message, {"retry-after": retry_after})
-
-    # The thread --------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         while True:

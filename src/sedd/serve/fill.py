@@ -131,8 +131,6 @@ class TextConverter:
             return False
         return True
 
-    # Tokens into text --------------------------------------------------------------------------------------
-
     def show(self, choice: Choice, ids: list[int]) -> tuple[str, str]:
         """Return the text of a finished row, without what follows a stop string, and OpenAI's ``finish_reason``.
 

@@ -114,8 +114,6 @@ class Connection(H11Protocol):
         self.transport.write_eof()
         self.loop.call_later(REFUSED_SECONDS, self.transport.close)  # at once would reset what has not been read
 
-    # A client that has closed its side ---------------------------------------------------------------------
-
     def eof_received(self) -> bool:  # type: ignore[override]
         """Keep the connection open: a client that has sent its request may close its side."""
         if not self._answers or self.cycle.more_body or self.scope["http_version"] != "1.1":

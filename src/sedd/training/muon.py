@@ -72,8 +72,8 @@ class Muon(torch.optim.Optimizer):
         self.found_inf: Tensor | None = None
 
     @torch.no_grad()
-    def step(self) -> None:  # type: ignore[override]
-        """Update the matrices that have a gradient."""
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Update the matrices that have a gradient; torch passes the closure None."""
         for group in self.param_groups:
             by_shape: defaultdict[tuple[object, ...], list[Tensor]] = defaultdict(list)
             for matrix in group["params"]:

@@ -73,8 +73,6 @@ def generate_samples(
     return SampleSet(samples, source, stats.row_calls / count, stats.seconds / count, facts, loaded.config)
 
 
-# Sweeps ----------------------------------------------------------------------------------------------------
-
 SweepPoint = tuple[SamplingSettings, int | None]
 """Sampling settings, and the length of the samples."""
 
@@ -116,9 +114,6 @@ def _with_value(point: SweepPoint, name: str, text: str) -> SweepPoint:
         return replace(settings, options={**settings.options, name: sampling_settings.parse_value(text)}), length
     except ValueError as error:
         raise ValueError(f"sweep of {name} cannot take {text!r}: {error}") from None
-
-
-# Files -----------------------------------------------------------------------------------------------------
 
 
 def write_samples(samples: SampleSet, path: Path) -> None:
@@ -172,9 +167,6 @@ def _mean(values: list[Any]) -> float | None:
     """Return the mean of a field, or None if a record has no number there."""
     are_numbers = all(isinstance(value, int | float) for value in values)
     return sum(values) / len(values) if are_numbers else None
-
-
-# Tokens of a judge -----------------------------------------------------------------------------------------
 
 
 def encode_for_judge(

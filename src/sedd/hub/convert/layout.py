@@ -159,9 +159,6 @@ def choose_layout(run: RunConfig, name: str | None) -> CheckpointLayout:
     return chosen[0]
 
 
-# Configurations --------------------------------------------------------------------------------------------
-
-
 def _lookup(config: Config, path: str) -> Any:
     """Return the value at a dotted path such as ``model.length``, or None."""
     found: Any = config
