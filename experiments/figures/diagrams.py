@@ -228,12 +228,12 @@ def draw_stations(
 ROLES = (
     "the command line",
     "the interfaces: Python, HTTP",
-    "measuring and training models",
-    "sampling runs, the Hub",
-    "from names to objects, weights on disk",
-    "files, data, bounds",
-    "networks, samplers, kernels, devices",
-    "configuration, mathematics, tokens",
+    "measuring and sharing models",
+    "training, models on disk",
+    "a network as a diffusion model; enumeration",
+    "data, bounds, samplers, figures",
+    "networks, kernels, devices",
+    "mathematics, settings, tokens",
     "names and files",
     "checks of outside input",
 )
