@@ -257,12 +257,12 @@ def draw_modules() -> Figure:
     height = pitch * len(data["layers"])
     figure = plot.figure(WIDTH, 0.46 * height + 0.3)
     (axes,) = plot.axes(figure)
-    blank_axes(axes, 17.0, height)
+    blank_axes(axes, 17.6, height)
     for row, (names, role) in enumerate(zip(data["layers"], data["roles"], strict=True)):
         y = pitch * row
         x = 0.5
         for name in names:
-            width = 0.5 + 0.18 * len(name)
+            width = 0.42 + 0.17 * len(name)
             colour = ORANGE if row < 2 else GREEN if row < 5 else BLUE if row < 8 else PURPLE
             draw_box(axes, (x, y + 0.45, width, 0.7), name, colour)
             x += width + 0.12
