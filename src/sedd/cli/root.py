@@ -298,10 +298,12 @@ def write_records(records: Iterable[dict[str, Any]], out: Path) -> None:
 
 
 def print_table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
-    """Print a Markdown table."""
-    heads = [name.replace("_", " ") for name in heads]
-    for cells in (heads, ["---"] * len(heads), *rows):
-        show(f"| {' | '.join(cells)} |")
+    """Print a Markdown table with aligned columns."""
+    table = [[name.replace("_", " ") for name in heads], *map(list, rows)]
+    widths = [max(3, *map(len, column)) for column in zip(*table, strict=True)]
+    table.insert(1, ["-" * width for width in widths])
+    for cells in table:
+        show(f"| {' | '.join(map(str.ljust, cells, widths))} |")
 
 
 def show(text: str) -> None:
