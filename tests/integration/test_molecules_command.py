@@ -45,7 +45,7 @@ def test_molecules_of_any_length(sedd: Sedd, tmp_path: Path) -> None:
     table = sedd("quality", saved, tmp_path / "texts.txt", "--molecules")
     ok(table)
     rows = [[cell.strip() for cell in line.split("|")] for line in table.stdout.splitlines()]
-    assert any(["0.6 ± 0.22", "0.6667", "0"] == row[i : i + 3] for row in rows for i in range(len(row)))
+    assert any(row[i : i + 3] == ["0.6 ± 0.22", "0.6667", "0"] for row in rows for i in range(len(row)))
     assert "novelty is not known, name the training data with --known" in table.stderr
     hidden = sedd("quality", tmp_path / "texts.txt", "--molecules", before="sys.modules['rdkit'] = None")
     ok(hidden)
