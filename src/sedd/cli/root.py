@@ -64,7 +64,7 @@ class Command(_PlainFlags, TyperCommand):
     """A command whose options are checked."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Reject wrong options, then run; the configuration of train and plan has limits of its own."""
+        """Reject wrong options, then run; the configuration checks the options of train and plan."""
         check_device(ctx.params.get("device"))
         if self.name not in ("train", "plan"):
             check_limits(ctx.params)
@@ -230,8 +230,8 @@ COMMON = _read_help(f"""
     protocol: How text is cut into sequences and which terms are counted: strict (default with a text), held-out
         (default without), text8p, sedd or mdlm (as in the published tables).
     tokenizer: Tokenizer: {", ".join(["bytes", "chars", "bpe:SIZE", "gpt2", "ints", *registry.TOKENIZERS.plugins])}, or
-        the path of a tokenizer.json; chars is fitted to the data, bpe to what is not held out. By default that of the
-        recipe; sedd train without a recipe chooses one for the data; else bytes.
+        the path of a tokenizer.json; chars is fitted to the data, bpe to what is not held out. The default comes
+        from the recipe; sedd train without a recipe chooses one for the data; else bytes.
     packing: packed (default): one token stream, cut into blocks; lines: one training sequence per line or row.
     label: Column of a table that holds the label of each row; implies --packing lines.
     column: Column of a table that holds the text; by default recognized by its name.
@@ -239,7 +239,7 @@ COMMON = _read_help(f"""
     length: Tokens per sample; by default the model's sequence length.
     batch: Samples drawn at a time; affects speed and memory only.
     device: cpu, cuda or cuda:N; by default the GPU if there is one.
-    precision: Precision of matrix products: float32 or bfloat16; by default, on a GPU, that of training.
+    precision: Precision of matrix products: float32 or bfloat16. By default a GPU uses the precision of training.
     as_json (--json): Print JSON records, one per line.
 """)
 """Options of several commands."""

@@ -49,7 +49,7 @@ def serve(
         api_key_file: File of API keys, one per line; requests must then have one of them.
         name: The model's id in requests; by default the name of its folder.
         slots: Texts that are generated at the same time.
-        queue: Texts that may wait; further requests are refused.
+        queue: Texts that may wait; the server rejects further requests.
         timeout: Seconds within which a request is answered.
         max_steps: Most sampling steps of a request.
         max_texts: Most texts of a request.

@@ -170,7 +170,7 @@ class TokenBlocks:
             raise ValueError(f"length is {length}; a block needs 1 token or more")
         own = index.length or length
         if own is None:
-            raise ValueError(f"{name} is packed and has no length of its own; give the block length")
+            raise ValueError(f"{name} is packed, so it stores no length; give the block length")
         if length is not None and (length < own or (length > own and index.pad is None)):
             allowed = f"{own}, as they have no padding" if index.pad is None else f"{own} or more"
             raise ValueError(f"length is {length}; the records in {name} need {allowed}")
